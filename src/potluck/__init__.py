@@ -1,0 +1,1 @@
+"""Federated learning where every device brings what it can."""

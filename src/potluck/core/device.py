@@ -1,0 +1,111 @@
+"""What the two halves of a method see: the zoo of networks, and the device a client's half runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from potluck.core.axis import Dimensions
+from potluck.core.examples import Batch, Examples
+from potluck.core.local import Local
+from potluck.core.model import Arrays, Depth, Model, Spec
+from potluck.core.round import Tier, Work
+
+Loss: TypeAlias = Callable[[nn.Module, Batch], Tensor]
+"""A value with a ``__call__``: (net, batch) -> the scalar to descend. A frozen dataclass, never a closure."""
+
+Grads: TypeAlias = Mapping[str, Tensor]
+Edit: TypeAlias = Callable[[Grads, Mapping[str, Tensor]], Grads]
+"""A correction inside the local loop, a value too: (gradients, live weights), both by name -> gradients."""
+
+Memory: TypeAlias = MutableMapping[str, Any]
+"""What a client remembers between rounds: Model, Arrays, tensors, plain values or mappings of these."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What local training tells."""
+
+    steps: int
+    samples: int
+    """Rows seen, counted with repetition."""
+    lr: float
+    loss: float
+    """Mean training loss over the steps; NaN when there was no step."""
+    last: Tensor
+    """Rows of the last batch."""
+    gradient: Arrays | None = None
+    """Mean raw gradient over the steps, if it was asked for."""
+
+
+class Zoo(Protocol):
+    """The networks of a federation: how to build, cut and price them."""
+
+    @property
+    def full(self) -> Spec:
+        """The server's network: as large as the largest tier's, or larger."""
+
+    @property
+    def tiers(self) -> Sequence[Tier]:
+        """Every tier, smallest network first."""
+
+    def build(self, model: Model, rng: torch.Generator | None = None) -> nn.Module: ...
+    def fresh(self, spec: Spec, rng: torch.Generator) -> Model: ...
+    def axes(self, spec: Spec) -> Mapping[str, Dimensions]: ...
+    def shapes(self, spec: Spec) -> Mapping[str, tuple[tuple[int, ...], torch.dtype]]: ...
+    def buffers(self, spec: Spec) -> frozenset[str]: ...
+    def narrow(self, spec: Spec, width: float | Mapping[str, float]) -> Spec: ...
+    def shallow(self, spec: Spec, depth: Depth) -> Spec: ...
+    def block(self, spec: Spec, name: str) -> int | None: ...
+    def taps(self, spec: Spec) -> tuple[str, ...]: ...
+    def cost(self, spec: Spec, batch: int) -> Work: ...
+
+
+class Problem(Protocol):
+    """What is learned: the loss to descend and the tally to keep."""
+
+    @property
+    def loss(self) -> Loss: ...
+
+    def tally(self, net: nn.Module, examples: Examples) -> dict[str, Any]:
+        """Counts on these examples that add up over examples and devices."""
+
+
+class Device(Protocol):
+    """What a client's half sees of the world."""
+
+    client: str
+    round: int
+    data: Examples
+    validation: Examples
+    test: Examples
+    public: Examples
+    memory: Memory
+    zoo: Zoo
+    problem: Problem
+
+    @property
+    def labels(self) -> Sequence[int]:
+        """Classes this client owns."""
+
+    @property
+    def rng(self) -> torch.Generator:
+        """This task's own stream."""
+
+    def build(self, model: Model) -> nn.Module:
+        """A live network with these numbers; on a device, the same network object serves task after task."""
+
+    def fit(
+        self,
+        net: nn.Module,
+        examples: Examples,
+        local: Local,
+        loss: Loss | None = None,
+        edits: Sequence[Edit] = (),
+        want_gradient: bool = False,
+    ) -> Fit:
+        """Train in place. Verbs call this, never a loop of their own, so that engines can capture it."""

@@ -1,0 +1,65 @@
+"""Local training as settings: how a client fits its model in one round."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Local:
+    """How a client trains in one round. Optimiser state is fresh each round."""
+
+    lr: float = 0.1
+    epochs: int = 1
+    steps: int | None = None
+    """Exactly this many optimiser steps instead of whole epochs; rows are reshuffled when they run out."""
+    batch: int = 16
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float | None = None
+    """Scale the gradient down to this norm when it is longer."""
+    optimiser: Literal["sgd", "adam"] = "sgd"
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Adam only."""
+    eps: float = 1e-8
+    """Adam only."""
+    schedule: Literal["constant", "steps", "cosine"] = "constant"
+    """How the learning rate follows the round: never; times `factor` from each milestone on; down a half cosine."""
+    milestones: tuple[int, ...] = ()
+    factor: float = 0.1
+    horizon: int = 100
+    """Rounds until the cosine reaches zero."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "betas", tuple(self.betas))
+        object.__setattr__(self, "milestones", tuple(self.milestones))
+        for name, low in (
+            ("lr", 0.0),
+            ("epochs", 0),
+            ("batch", 1),
+            ("momentum", 0.0),
+            ("weight_decay", 0.0),
+            ("horizon", 1),
+        ):
+            if getattr(self, name) < low:
+                raise ValueError(f"local.{name} = {getattr(self, name)} is below {low}")
+        if self.clip is not None and self.clip <= 0:
+            raise ValueError(f"local.clip = {self.clip} must be above 0; leave it out for no clipping")
+        if self.steps is not None and self.steps < 0:
+            raise ValueError(f"local.steps = {self.steps} is below 0")
+
+    def rate(self, index: int) -> float:
+        """The learning rate of this round."""
+        if self.schedule == "steps":
+            return self.lr * self.factor ** sum(index >= milestone for milestone in self.milestones)
+        if self.schedule == "cosine":
+            return self.lr * 0.5 * (1 + math.cos(math.pi * min(index / self.horizon, 1.0)))
+        return self.lr
+
+    def count(self, samples: int) -> int:
+        """Optimiser steps on this many samples."""
+        if samples == 0:
+            return 0
+        return self.steps if self.steps is not None else self.epochs * math.ceil(samples / self.batch)

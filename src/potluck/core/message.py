@@ -1,0 +1,152 @@
+"""The message format: one JSON head and one safetensors body. Nothing is ever pickled.
+
+``pack`` takes the nouns of a round and any nesting of mappings, lists, tensors and plain values. Tensors leave the tree
+for the body; truth values are packed eight to a byte. ``unpack`` checks every length before it believes it.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from potluck.core.model import Model, Spec
+from potluck.core.round import Cost, Reply, Task
+
+MAGIC = b"potluck1"
+MOST_BYTES = 2 << 30
+MOST_NAMES = 100_000
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+}
+
+
+class MessageError(ValueError):
+    """Bytes that are not a message of ours, or one that is too large."""
+
+
+def pack(value: Any) -> bytes:
+    """A value as bytes."""
+    body: dict[str, Tensor] = {}
+    head = json.dumps(_away(value, body), separators=(",", ":"), ensure_ascii=False).encode()
+    return b"".join((MAGIC, struct.pack("<Q", len(head)), head, *_safetensors(body)))
+
+
+def unpack(data: bytes, most: int = MOST_BYTES) -> Any:
+    """The value of these bytes; `MessageError` says what is wrong with others."""
+    if len(data) > most:
+        raise MessageError(f"a message of {len(data)} bytes; at most {most} are read")
+    if data[:8] != MAGIC or len(data) < 16:
+        raise MessageError("not a potluck message")
+    (length,) = struct.unpack("<Q", data[8:16])
+    if length > len(data) - 16:
+        raise MessageError(f"the head claims {length} bytes of {len(data) - 16}")
+    try:
+        head = json.loads(data[16 : 16 + length])
+        body = safetensors.torch.load(bytes(data[16 + length :]))
+    except (ValueError, RecursionError, safetensors.SafetensorError, RuntimeError, KeyError) as fault:
+        raise MessageError(f"a damaged message: {fault}") from None
+    if len(body) > MOST_NAMES:
+        raise MessageError(f"a message of {len(body)} names; at most {MOST_NAMES} are read")
+    try:
+        return _back(head, body)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, RecursionError) as fault:
+        raise MessageError(f"a damaged message: {type(fault).__name__} {fault}") from None
+
+
+def _away(value: Any, body: dict[str, Tensor]) -> Any:
+    """The JSON of a value, its tensors put into the body."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Tensor):
+        return {"$": "tensor", **_store(value, body)}
+    if isinstance(value, Spec):
+        return {"$": "spec", **value.plain()}
+    if isinstance(value, Model):
+        arrays = None if value.arrays is None else _away(value.arrays, body)
+        return {"$": "model", "spec": value.spec.plain(), "arrays": arrays}
+    if isinstance(value, Cost):
+        return {"$": "cost", **vars(value)}
+    if isinstance(value, Task | Reply):
+        kind = "task" if isinstance(value, Task) else "reply"
+        return {"$": kind, **{name: _away(field, body) for name, field in vars(value).items()}}
+    if isinstance(value, Mapping):
+        items = {key: _away(item, body) for key, item in value.items()}
+        if any(not isinstance(key, str) for key in value):
+            raise TypeError(f"a mapping on the wire has text keys, not {list(value)[:3]}")
+        return {"$": "map", "items": items} if "$" in items else items
+    if isinstance(value, list | tuple):
+        return [_away(item, body) for item in value]
+    raise TypeError(f"a {type(value).__name__} cannot cross the wire")
+
+
+def _store(tensor: Tensor, body: dict[str, Tensor]) -> dict[str, Any]:
+    key = str(len(body))
+    flat = tensor.detach().cpu().contiguous()
+    if flat.dtype is torch.bool:
+        body[key] = torch.from_numpy(np.packbits(flat.numpy().reshape(-1)))
+        return {"at": key, "bits": list(flat.shape)}
+    if flat.dtype not in _DTYPES:
+        raise TypeError(f"a tensor of {flat.dtype} cannot cross the wire")
+    body[key] = flat
+    return {"at": key}
+
+
+def _safetensors(body: dict[str, Tensor]) -> Iterator[bytes]:
+    """The body in the safetensors layout. The library's writer refuses tensors that share storage; ours may."""
+    head, end = {}, 0
+    for key, tensor in body.items():
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        head[key] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(head, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield struct.pack("<Q", len(text))
+    yield text
+    for tensor in body.values():
+        yield tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _back(value: Any, body: dict[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_back(item, body) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kind = value.get("$")
+    if kind is None:
+        return {key: _back(item, body) for key, item in value.items()}
+    if kind == "tensor":
+        return _load(value, body)
+    if kind == "map":
+        return {key: _back(item, body) for key, item in value["items"].items()}
+    if kind == "spec":
+        return Spec.of(value)
+    if kind == "model":
+        return Model(Spec.of(value["spec"]), _back(value["arrays"], body))
+    fields = {name: _back(item, body) for name, item in value.items() if name != "$"}
+    nouns: dict[str, type] = {"task": Task, "reply": Reply, "cost": Cost}
+    return nouns[kind](**fields)
+
+
+def _load(node: dict[str, Any], body: dict[str, Tensor]) -> Tensor:
+    tensor = body[node["at"]]
+    if "bits" not in node:
+        return tensor
+    shape = [int(length) for length in node["bits"]]
+    count = int(np.prod(shape, dtype=np.int64))
+    if tensor.dtype is not torch.uint8 or tensor.numel() != (count + 7) // 8:
+        raise MessageError(f"{tensor.numel()} bytes of bits for the shape {shape}")
+    return torch.from_numpy(np.unpackbits(tensor.numpy(), count=count).astype(bool)).reshape(shape)

@@ -1,0 +1,81 @@
+"""A model at rest: which network, and its numbers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from potluck.core.plain import EMPTY, Bag, Plain, frozen, thawed
+
+Arrays: TypeAlias = Mapping[str, Tensor]
+"""A state dict at rest: detached tensors by name."""
+
+Depth: TypeAlias = "int | tuple[int, ...] | None"
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Which network to build: a value that can be hashed, compared and written as JSON."""
+
+    family: str
+    depth: Depth = None
+    """Blocks kept; one number per stage where the family has stages. None: all of them."""
+    sizes: Mapping[str, int] = EMPTY
+    """Units kept in each axis group. A group that is not named keeps its family's size."""
+    options: Mapping[str, Plain] = EMPTY
+    """What the family wants to know: classes, input shape, norm policy."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "depth", frozen(self.depth))
+        object.__setattr__(self, "sizes", Bag(self.sizes))
+        object.__setattr__(self, "options", frozen(self.options))
+
+    def __hash__(self) -> int:
+        found = self.__dict__.get("_hash")
+        if found is None:
+            found = hash((self.family, self.depth, self.sizes, self.options))
+            object.__setattr__(self, "_hash", found)
+        return int(found)
+
+    def plain(self) -> dict[str, Any]:
+        return {
+            "family": self.family,
+            "depth": thawed(self.depth),
+            "sizes": thawed(self.sizes),
+            "options": thawed(self.options),
+        }
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> Spec:
+        return cls(plain["family"], plain.get("depth"), plain.get("sizes") or {}, plain.get("options") or {})
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A network at rest. Without arrays it is born on the device, from the run's seed."""
+
+    spec: Spec
+    arrays: Arrays | None = field(default=None, repr=False)
+
+
+def size(arrays: Arrays) -> int:
+    """Bytes of these tensors on the wire; truth values travel eight to a byte."""
+    return sum(
+        (tensor.numel() + 7) // 8 if tensor.dtype is torch.bool else tensor.numel() * tensor.element_size()
+        for tensor in arrays.values()
+    )
+
+
+def digest(arrays: Arrays) -> str:
+    """SHA-256 over names, shapes and bits: equal exactly when the arrays are."""
+    total = hashlib.sha256()
+    for name in sorted(arrays):
+        tensor = arrays[name].detach().cpu().contiguous()
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        total.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()

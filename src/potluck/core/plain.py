@@ -1,0 +1,67 @@
+"""Values that mean the same in Python, in JSON and on another machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias, TypeVar
+
+Plain: TypeAlias = "bool | int | float | str | list[Plain] | tuple[Plain, ...] | Mapping[str, Plain] | None"
+V = TypeVar("V", covariant=True)
+
+
+class Bag(Mapping[str, V]):
+    """A mapping that never changes, compares by content and can be a dictionary key.
+
+    >>> Bag({"b": 2, "a": 1}) == Bag({"a": 1, "b": 2})
+    True
+    """
+
+    __slots__ = ("_hash", "_items")
+
+    def __init__(self, items: Mapping[str, V] | None = None, /, **more: V) -> None:
+        both = {**(items or {}), **more}
+        self._items: dict[str, V] = {key: both[key] for key in sorted(both)}
+        self._hash: int | None = None
+
+    def __getitem__(self, key: str) -> V:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash(tuple((key, frozen(value)) for key, value in self._items.items()))
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mapping) and self._items == dict(other)
+
+    def __repr__(self) -> str:
+        return f"Bag({self._items!r})"
+
+
+EMPTY: Bag[Any] = Bag()
+
+
+def frozen(value: Any) -> Any:
+    """The same plain value with lists as tuples and mappings as `Bag`s, so that it can be hashed."""
+    if isinstance(value, Bag):
+        return value
+    if isinstance(value, Mapping):
+        return Bag({str(key): frozen(item) for key, item in value.items()})
+    if isinstance(value, list | tuple):
+        return tuple(frozen(item) for item in value)
+    return value
+
+
+def thawed(value: Any) -> Any:
+    """The same plain value with only dicts, lists and scalars: what `json` writes and reads back."""
+    if isinstance(value, Mapping):
+        return {str(key): thawed(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [thawed(item) for item in value]
+    return value
