@@ -1,0 +1,10 @@
+"""Cut a part out of a model, put many back together."""
+
+from potluck.parts.mean import BLOCK, OverlapMean, Sums
+from potluck.parts.part import WHOLE, Choose, Index, Mask, Part, Place, part
+from potluck.parts.rules import Adagrad, Adam, AdamW, Momentum, Replace, Rule, Slots, Yogi
+
+__all__ = [
+    "BLOCK", "WHOLE", "Adagrad", "Adam", "AdamW", "Choose", "Index", "Mask", "Momentum", "OverlapMean", "Part", "Place",
+    "Replace", "Rule", "Slots", "Sums", "Yogi", "part",
+]  # fmt: skip

@@ -1,0 +1,209 @@
+"""The one aggregation: a weighted mean of models that overlap only in part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from potluck.core import Arrays, Weight
+from potluck.parts.part import Mask, Place
+
+BLOCK = 16
+"""Sums run over fixed blocks of this many tasks, then block by block, so that their bits do not depend on workers."""
+
+
+class Placed(Protocol):
+    """What can say where a small tensor belongs: a `Part` or a `Mask`."""
+
+    def place(self, name: str) -> Place: ...
+
+
+@dataclass
+class Sums:
+    """Weighted sums and weights, entry by entry, in float64; whole numbers keep their maximum instead."""
+
+    totals: dict[str, Tensor] = field(default_factory=dict)
+    weights: dict[str, float | Tensor] = field(default_factory=dict)
+    """One number while every contribution was entire; a tensor from the first partial one on."""
+    peaks: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """(maximum, seen) of tensors of whole numbers."""
+
+    def merge(self, other: Sums) -> None:
+        """Adds another block's sums."""
+        for name, total in other.totals.items():
+            if name in self.totals:
+                self.totals[name].add_(total)
+                self.weights[name] = self.weights[name] + other.weights[name]
+            else:
+                self.totals[name], self.weights[name] = total, other.weights[name]
+        for name, (peak, seen) in other.peaks.items():
+            if name in self.peaks:
+                mine, had = self.peaks[name]
+                self.peaks[name] = (torch.maximum(mine, peak), had | seen)
+            else:
+                self.peaks[name] = (peak, seen)
+
+
+class OverlapMean:
+    """Weighted mean of models that overlap only in part; entries that nobody sent keep their value.
+
+    >>> import torch
+    >>> mean = OverlapMean({"w": torch.tensor([1.0, 2.0])})
+    >>> mean.add({"w": torch.tensor([3.0, 4.0])}, WHOLE, 1.0)
+    >>> mean.value()["w"].tolist()
+    [3.0, 4.0]
+    """
+
+    def __init__(self, start: Arrays) -> None:
+        self.start = start
+        self.sums = Sums()
+        self._block = Sums()
+        self._number = 0
+        self._next = 0
+
+    def add(self, arrays: Arrays, held: Any, weight: Weight = 1.0, position: int | None = None) -> None:
+        """Folds one contribution in. `position` is the task's place among all tasks of the fold."""
+        position = self._next if position is None else position
+        if position < self._next:
+            raise ValueError(f"position {position} comes after {self._next - 1}: contributions are added in order")
+        self._next = position + 1
+        if position // BLOCK != self._number:
+            self._close()
+            self._number = position // BLOCK
+        for name, tensor in arrays.items():
+            factor = _factor(weight, name)
+            if isinstance(factor, Tensor) or factor > 0:
+                self._add(held, name, tensor, factor)
+
+    def value(self) -> Arrays:
+        """The mean where anybody sent something, the starting value elsewhere; cast once, at the end."""
+        self._close()
+        out = dict(self.start)
+        for name, total in self.sums.totals.items():
+            out[name] = _divided(self.start[name], total, self.sums.weights[name])
+        for name, (peak, seen) in self.sums.peaks.items():
+            out[name] = torch.where(seen, peak, self.start[name])
+        return out
+
+    def covered(self, name: str) -> Tensor | bool:
+        """Which entries of this tensor anybody sent: one truth value for all of them, or one each."""
+        self._close()
+        if name in self.sums.peaks:
+            return self.sums.peaks[name][1]
+        weight = self.sums.weights.get(name, 0.0)
+        return weight > 0
+
+    def coverage(self) -> float:
+        """The share of the whole's numbers that anybody sent."""
+        sent = count = 0
+        for name, tensor in self.start.items():
+            covered = self.covered(name)
+            sent += int(covered.sum()) if isinstance(covered, Tensor) else tensor.numel() * covered
+            count += tensor.numel()
+        return sent / count if count else 1.0
+
+    def _close(self) -> None:
+        if self._block.totals or self._block.peaks:
+            self.sums.merge(self._block)
+            self._block = Sums()
+
+    def _add(self, held: Placed, name: str, tensor: Tensor, factor: float | Tensor) -> None:
+        place = held.place(name)
+        mask = held.masks.get(name) if isinstance(held, Mask) else None
+        if not self.start[place.name].is_floating_point():
+            self._peak(place, tensor)
+        elif isinstance(factor, float) and not place.dims and mask is None:
+            self._add_entire(place.name, tensor, factor)
+        else:
+            self._add_blocks(place, tensor, _as_weights(factor, tensor, mask))
+
+    def _add_entire(self, name: str, tensor: Tensor, factor: float) -> None:
+        if tensor.shape != self.start[name].shape:
+            raise ValueError(
+                f"'{name}' of shape {tuple(tensor.shape)}; the whole holds {tuple(self.start[name].shape)}"
+            )
+        totals, weights = self._block.totals, self._block.weights
+        if name in totals:
+            totals[name].add_(tensor, alpha=factor)
+            weights[name] = weights[name] + factor
+        else:
+            totals[name] = torch.mul(tensor.to(torch.float64), factor)
+            weights[name] = factor
+
+    def _add_blocks(self, place: Place, tensor: Tensor, weights: Tensor) -> None:
+        start = self.start[place.name]
+        block = self._block
+        if place.name not in block.totals:
+            block.totals[place.name] = torch.zeros_like(start, dtype=torch.float64)
+        den = block.weights.get(place.name, 0.0)
+        if not isinstance(den, Tensor):
+            den = block.weights[place.name] = torch.full_like(start, den, dtype=torch.float64)
+        num = block.totals[place.name]
+        weighted = torch.where(weights > 0, tensor.to(torch.float64) * weights, 0.0)
+        for there, here in place.blocks(tensor.shape):
+            _add_at(num, there, weighted[here])
+            _add_at(den, there, weights[here])
+
+    def _peak(self, place: Place, tensor: Tensor) -> None:
+        start = self.start[place.name]
+        peak, seen = self._block.peaks.get(place.name) or (
+            torch.full_like(start, _lowest(start.dtype)),
+            torch.zeros_like(start, dtype=torch.bool),
+        )
+        for there, here in place.blocks(tensor.shape):
+            at = _outer(there)
+            peak[at] = torch.maximum(peak[at], tensor[here])
+            seen[at] = True
+        self._block.peaks[place.name] = (peak, seen)
+
+
+def _factor(weight: Weight, name: str) -> float | Tensor:
+    found = weight.get(name, weight.get("", 0.0)) if isinstance(weight, Mapping) else weight
+    return found if isinstance(found, Tensor) else float(found)
+
+
+def _as_weights(factor: float | Tensor, tensor: Tensor, mask: Tensor | None) -> Tensor:
+    """A weight for every entry of a small tensor."""
+    weights = torch.as_tensor(factor, dtype=torch.float64, device=tensor.device)
+    if mask is not None:
+        weights = weights * mask
+    return weights.expand(tensor.shape)
+
+
+def _outer(there: tuple[slice | Tensor, ...]) -> tuple[slice | Tensor, ...]:
+    """An index that addresses the product of its lists, as slices do by themselves."""
+    lists = [dim for dim, index in enumerate(there) if isinstance(index, Tensor)]
+    if len(lists) < 2:
+        return there
+    out = list(there)
+    for order, dim in enumerate(lists):
+        index = there[dim]
+        assert isinstance(index, Tensor)
+        out[dim] = index.reshape(-1, *[1] * (len(lists) - 1 - order))
+    return tuple(out)
+
+
+def _add_at(whole: Tensor, there: tuple[slice | Tensor, ...], values: Tensor) -> None:
+    """Adds to entries of the whole. Units are distinct, so a plain read and write back is exact."""
+    at = _outer(there)
+    if any(isinstance(index, Tensor) for index in at):
+        whole[at] = whole[at] + values
+    else:
+        whole[at].add_(values)
+
+
+def _divided(old: Tensor, total: Tensor, weight: float | Tensor) -> Tensor:
+    if isinstance(weight, Tensor):
+        new = (total / torch.where(weight > 0, weight, 1.0)).to(old.dtype)
+        return torch.where((weight > 0) & (new != old), new, old)
+    new = (total / weight).to(old.dtype)
+    # A sum that starts at zero loses the sign of -0.0; an entry that did not move keeps its bits.
+    return torch.where(new == old, old, new)
+
+
+def _lowest(dtype: torch.dtype) -> int | bool:
+    return False if dtype is torch.bool else torch.iinfo(dtype).min

@@ -1,0 +1,181 @@
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from potluck.core import Axis
+from potluck.parts import BLOCK, WHOLE, Mask, OverlapMean, Part, Place, part
+
+ROWS, COLUMNS = Axis("rows", 2), Axis("columns", 2)
+
+
+def whole(values):
+    return {"w": torch.tensor(values, dtype=torch.float32)}
+
+
+def corner():
+    return part({"w": (ROWS, COLUMNS)}, lambda axis: [0])
+
+
+def test_p1_overlapping_entries_are_averaged_and_the_rest_is_its_only_owner():
+    mean = OverlapMean(whole([[10, 20], [30, 40]]))
+    mean.add(whole([[1, 2], [3, 4]]), WHOLE)
+    mean.add(whole([[7]]), corner())
+    assert mean.value()["w"].tolist() == [[4, 2], [3, 4]]
+
+
+def test_p2_entries_that_nobody_trained_keep_their_value():
+    mean = OverlapMean(whole([[10, 20], [30, 40]]))
+    mean.add(whole([[7]]), corner())
+    assert mean.value()["w"].tolist() == [[7, 20], [30, 40]]
+    assert mean.covered("w").tolist() == [[True, False], [False, False]]
+    assert mean.coverage() == 0.25
+
+
+def test_fa1_samples_weigh_the_mean():
+    mean = OverlapMean(whole([0, 0]))
+    mean.add(whole([1, 2]), WHOLE, 10)
+    mean.add(whole([4, 8]), WHOLE, 30)
+    assert mean.value()["w"].tolist() == [3.25, 6.5]
+
+
+def test_fa2_equal_weights_give_the_plain_mean():
+    mean = OverlapMean(whole([0, 0]))
+    mean.add(whole([1, 2]), WHOLE)
+    mean.add(whole([4, 8]), WHOLE)
+    assert mean.value()["w"].tolist() == [2.5, 5]
+
+
+def test_fa3_a_tensor_of_one_owner_takes_that_owners_value():
+    mean = OverlapMean({"a": torch.zeros(1), "b": torch.zeros(1)})
+    mean.add({"a": torch.tensor([2.0]), "b": torch.tensor([8.0])}, WHOLE, 10)
+    mean.add({"a": torch.tensor([6.0])}, WHOLE, 30)
+    assert mean.value()["a"].item() == 5
+    assert mean.value()["b"].item() == 8
+
+
+def test_lm2_rows_of_classes_a_client_lacks_do_not_count():
+    head = {"w": (None, Axis("hidden", 2))}
+    mean = OverlapMean(whole([[9, 9], [9, 9], [9, 9]]))
+    mean.add(whole([[1, 2], [3, 4], [5, 6]]), WHOLE, {"w": torch.tensor([[1.0], [0.0], [1.0]])})
+    mean.add(whole([[11], [12], [13]]), part(head, lambda axis: [0]), {"w": torch.tensor([[1.0], [0.0], [0.0]])})
+    assert mean.value()["w"].tolist() == [[6, 2], [9, 9], [5, 6]]
+
+
+def test_fd1_random_units_go_back_where_they_came_from():
+    axes = {"w": (Axis("units", 4),)}
+    mean = OverlapMean(whole([9, 9, 9, 9]))
+    mean.add(whole([5, 6]), part(axes, lambda axis: [2, 0]))
+    mean.add(whole([8, 1]), part(axes, lambda axis: [0, 3]))
+    assert mean.value()["w"].tolist() == [7, 9, 5, 1]
+
+
+def test_rx2_rolling_windows_of_two_sizes_meet():
+    axes = {"w": (Axis("units", 5),)}
+    mean = OverlapMean(whole([10] * 5))
+    mean.add(whole([1, 2, 3, 4]), part(axes, lambda axis: [3, 4, 0, 1]))
+    mean.add(whole([5, 6, 7]), part(axes, lambda axis: [3, 4, 0]))
+    assert mean.value()["w"].tolist() == [5, 4, 10, 3, 4]
+
+
+def test_rx3_windows_on_two_axes():
+    axes = {"w": (Axis("out", 2), Axis("in", 3))}
+    mean = OverlapMean(whole([[0, 0, 0], [0, 0, 0]]))
+    mean.add(whole([[7, 8]]), part(axes, lambda axis: {"out": [1], "in": [1, 2]}[axis.group]))
+    assert mean.value()["w"].tolist() == [[0, 0, 0], [0, 7, 8]]
+
+
+def test_lo1_masked_entries_average_over_those_who_kept_them():
+    mean = OverlapMean(whole([9, 9, 9, 9]))
+    mean.add(whole([2, 4, 0, 0]), Mask({"w": torch.tensor([1, 1, 0, 0]).bool()}))
+    mean.add(whole([6, 0, 8, 0]), Mask({"w": torch.tensor([1, 0, 1, 0]).bool()}))
+    assert mean.value()["w"].tolist() == [4, 4, 8, 9]
+
+
+def test_whole_numbers_take_the_maximum_and_keep_their_type():
+    mean = OverlapMean({"seen": torch.tensor(3), "w": torch.zeros(1)})
+    mean.add({"seen": torch.tensor(7), "w": torch.ones(1)}, WHOLE, 0.5)
+    mean.add({"seen": torch.tensor(5), "w": torch.ones(1)}, WHOLE, 0.5)
+    assert mean.value()["seen"].item() == 7
+    assert mean.value()["seen"].dtype is torch.int64
+
+
+def test_a_weight_of_zero_neither_counts_nor_divides():
+    mean = OverlapMean(whole([1, 2]))
+    mean.add(whole([5, 5]), WHOLE, 0.0)
+    assert mean.value()["w"].tolist() == [1, 2]
+
+
+def test_a_part_may_keep_a_tensor_under_another_name():
+    mean = OverlapMean({"tall": torch.tensor([1.0, 2.0])})
+    mean.add({"w": torch.tensor([3.0, 4.0])}, Part({"w": Place("tall")}))
+    assert mean.value()["tall"].tolist() == [3, 4]
+
+
+def test_equal_models_average_to_the_same_bits_whatever_the_weights():
+    start = {"w": torch.randn(1000) * 10.0 ** torch.randint(-20, 20, (1000,)), "zero": torch.tensor([-0.0, 0.0])}
+    mean = OverlapMean(start)
+    for k in range(37):
+        mean.add(start, WHOLE, 0.1 + k / 7)
+    for name, tensor in mean.value().items():
+        assert torch.equal(tensor.view(torch.int32), start[name].view(torch.int32))
+
+
+def test_sums_run_in_blocks_by_task_position():
+    values = [torch.rand(50) * 10.0 ** (k % 7) for k in range(40)]
+    mean = OverlapMean({"w": torch.zeros(50, dtype=torch.float64)})
+    total, weight = torch.zeros(50, dtype=torch.float64), 0.0
+    for start in range(0, 40, BLOCK):
+        block, sub = torch.zeros(50, dtype=torch.float64), 0.0
+        for k in range(start, min(start + BLOCK, 40)):
+            mean.add({"w": values[k].double()}, WHOLE, 1 / (k + 3))
+            block += values[k].double() * (1 / (k + 3))
+            sub += 1 / (k + 3)
+        total += block
+        weight += sub
+    assert torch.equal(mean.value()["w"], total / weight)
+
+
+def test_a_position_left_out_leaves_the_blocks_of_the_others_alone():
+    values = {k: torch.rand(20, dtype=torch.float64) for k in range(40) if k not in (3, 16, 31)}
+    one = OverlapMean({"w": torch.zeros(20, dtype=torch.float64)})
+    for k, value in values.items():
+        one.add({"w": value}, WHOLE, 1 / 3, position=k)
+    blocks = [OverlapMean({"w": torch.zeros(20, dtype=torch.float64)}) for _ in range(3)]
+    for k, value in values.items():
+        blocks[k // BLOCK].add({"w": value}, WHOLE, 1 / 3)
+    for block in blocks:
+        block.value()
+    sums = blocks[0].sums
+    sums.merge(blocks[1].sums)
+    sums.merge(blocks[2].sums)
+    assert torch.equal(one.value()["w"], sums.totals["w"] / sums.weights["w"])
+
+
+@given(st.data())
+def test_cut_and_put_back_is_the_identity_for_any_units(data):
+    rows, columns = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 12))
+    picked = {
+        "rows": data.draw(st.lists(st.integers(0, rows - 1), min_size=1, unique=True)),
+        "columns": data.draw(st.lists(st.integers(0, columns - 1), min_size=1, unique=True)),
+    }
+    outer, inner = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
+    axes = {"w": (Axis("rows", rows, outer=outer), Axis("columns", columns, inner=inner), None)}
+    start = {"w": torch.randn(rows * outer, columns * inner, 2)}
+    held = part(axes, lambda axis: picked[axis.group])
+    small = held.take(start)
+    assert small["w"].shape == (len(picked["rows"]) * outer, len(picked["columns"]) * inner, 2)
+    mean = OverlapMean(start)
+    mean.add({"w": small["w"] + 1}, held, 0.3)
+    moved = mean.value()["w"] - start["w"]
+    assert int(((moved - 1).abs() < 1e-5).sum()) == small["w"].numel()
+    assert int((moved == 0).sum()) == start["w"].numel() - small["w"].numel()
+
+
+@given(st.permutations(list(range(6))))
+def test_the_order_of_contributions_changes_nothing_beyond_rounding(order):
+    values = [torch.tensor([float(k), k * k]) for k in range(6)]
+    mean = OverlapMean({"w": torch.zeros(2)})
+    for k in order:
+        mean.add({"w": values[k]}, WHOLE, 1 + k / 3)
+    expected = sum((1 + k / 3) * values[k] for k in range(6)) / sum(1 + k / 3 for k in range(6))
+    assert torch.allclose(mean.value()["w"], expected, atol=1e-6)

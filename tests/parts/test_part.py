@@ -1,0 +1,60 @@
+import pytest
+import torch
+
+from potluck.core import Axis
+from potluck.parts import WHOLE, Mask, part
+
+WEIGHT = {"w": torch.arange(24.0).reshape(6, 4)}
+
+
+def test_a_prefix_is_one_block_and_copies_nothing():
+    held = part({"w": (Axis("a", 6), Axis("b", 4))}, lambda axis: range(axis.size // 2))
+    small = held.take(WEIGHT)["w"]
+    assert small.tolist() == [[0, 1], [4, 5], [8, 9]]
+    assert small.data_ptr() == WEIGHT["w"].data_ptr()
+
+
+def test_a_window_that_wraps_keeps_its_order():
+    held = part({"w": (Axis("a", 6), None)}, lambda axis: [4, 5, 0])
+    assert held.take(WEIGHT)["w"][:, 0].tolist() == [16, 20, 0]
+    assert held.place("w").dims == ((slice(4, 6), slice(0, 1)), None)
+
+
+def test_heads_are_cut_each_for_itself():
+    """HF-3: two heads of four units, half of each."""
+    held = part({"q": (Axis("head", 4, outer=2),)}, lambda axis: [0, 1])
+    assert held.take({"q": torch.arange(8)})["q"].tolist() == [0, 1, 4, 5]
+
+
+def test_a_flattened_map_keeps_all_entries_of_a_channel():
+    held = part({"w": (Axis("channel", 3, inner=2),)}, lambda axis: [2, 0])
+    assert held.take({"w": torch.arange(6)})["w"].tolist() == [4, 5, 0, 1]
+
+
+def test_a_dimension_made_of_two_groups_is_cut_segment_by_segment():
+    held = part({"w": ((Axis("a", 2), Axis("b", 3)),)}, lambda axis: {"a": [1], "b": [0, 2]}[axis.group])
+    assert held.take({"w": torch.arange(5)})["w"].tolist() == [1, 2, 4]
+
+
+def test_a_group_is_asked_for_its_units_once():
+    asked = []
+    axis = Axis("a", 3)
+    part({"v": (axis,), "w": (axis, axis)}, lambda axis: asked.append(axis.group) or [0])
+    assert asked == ["a"]
+
+
+def test_only_the_named_tensors_are_held():
+    held = part({"v": (None,), "w": (None,)}, lambda axis: [], names=["v"])
+    assert list(held.take({"v": torch.ones(1), "w": torch.ones(1)})) == ["v"]
+
+
+@pytest.mark.parametrize(("units", "fault"), [([0, 0], "chosen twice"), ([3], "units 0 to 2"), ([-1], "units 0 to 2")])
+def test_units_that_do_not_exist_are_refused(units, fault):
+    with pytest.raises(ValueError, match=fault):
+        part({"w": (Axis("a", 3),)}, lambda axis: units)
+
+
+def test_the_whole_is_itself_and_a_mask_silences():
+    assert WHOLE.take(WEIGHT) is WEIGHT
+    masked = Mask({"w": WEIGHT["w"] > 20}).take(WEIGHT)["w"]
+    assert masked.sum().item() == 21 + 22 + 23
