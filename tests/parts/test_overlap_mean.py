@@ -128,7 +128,7 @@ def test_sums_run_in_blocks_by_task_position():
         block, sub = torch.zeros(50, dtype=torch.float64), 0.0
         for k in range(start, min(start + BLOCK, 40)):
             mean.add({"w": values[k].double()}, WHOLE, 1 / (k + 3))
-            block += values[k].double() * (1 / (k + 3))
+            block.add_(values[k].double(), alpha=1 / (k + 3))
             sub += 1 / (k + 3)
         total += block
         weight += sub
