@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -53,6 +53,7 @@ class Zoo(Protocol):
     def tiers(self) -> Sequence[Tier]:
         """Every tier, smallest network first."""
 
+    def __hash__(self) -> int: ...
     def build(self, model: Model, rng: torch.Generator | None = None) -> nn.Module: ...
     def fresh(self, spec: Spec, rng: torch.Generator) -> Model: ...
     def axes(self, spec: Spec) -> Mapping[str, Dimensions]: ...
@@ -74,19 +75,31 @@ class Problem(Protocol):
     def tally(self, net: nn.Module, examples: Examples) -> dict[str, Any]:
         """Counts on these examples that add up over examples and devices."""
 
+    def scores(self, tallies: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        """Scores made of many tallies."""
+
 
 class Device(Protocol):
     """What a client's half sees of the world."""
 
-    client: str
-    round: int
-    data: Examples
-    validation: Examples
-    test: Examples
-    public: Examples
-    memory: Memory
-    zoo: Zoo
-    problem: Problem
+    @property
+    def client(self) -> str: ...
+    @property
+    def round(self) -> int: ...
+    @property
+    def data(self) -> Examples: ...
+    @property
+    def validation(self) -> Examples: ...
+    @property
+    def test(self) -> Examples: ...
+    @property
+    def public(self) -> Examples: ...
+    @property
+    def memory(self) -> Memory: ...
+    @property
+    def zoo(self) -> Zoo: ...
+    @property
+    def problem(self) -> Problem: ...
 
     @property
     def labels(self) -> Sequence[int]:
@@ -98,6 +111,9 @@ class Device(Protocol):
 
     def build(self, model: Model) -> nn.Module:
         """A live network with these numbers; on a device, the same network object serves task after task."""
+
+    def rest(self, net: nn.Module) -> Arrays:
+        """A live network's numbers, to put into a reply or into memory."""
 
     def fit(
         self,

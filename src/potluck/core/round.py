@@ -139,6 +139,8 @@ class Round:
     seed: int
     send: Send
     fold: Fold
+    recruit: Callable[[Callable[[Client], bool]], Sequence[Client]]
+    """A cohort of the usual size drawn only among clients that satisfy a condition."""
 
     def rng(self, *key: str) -> torch.Generator:
         """The server's stream for this purpose in this round."""

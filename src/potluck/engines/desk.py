@@ -1,0 +1,169 @@
+"""The desk between a method and an engine: stamps tasks, opens replies at the gate, keeps what must be remembered.
+
+Every engine works behind the same desk, so a method cannot tell which one carried its tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
+
+from potluck.core import (
+    EMPTY,
+    SERVER,
+    Cost,
+    Held,
+    Mean,
+    Model,
+    Plain,
+    Reply,
+    Task,
+    Weight,
+    Zoo,
+    payload,
+)
+from potluck.engines.gate import Gate, strikes_out
+from potluck.engines.serial import Engine
+from potluck.engines.site import Letter, Outcome
+
+Verdict: TypeAlias = Literal["accepted", "absent", "quarantined"]
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """What became of one task, for the ledger."""
+
+    position: int
+    task: Task
+    verdict: Verdict
+    reason: str = ""
+    weight: float = 0.0
+    metrics: Mapping[str, Plain] = EMPTY
+    cost: Cost = Cost()
+
+
+@dataclass
+class Desk:
+    """One run's desk."""
+
+    engine: Engine
+    method: Any
+    zoo: Zoo
+    gate: Gate = Gate()
+    recall: Callable[[str], tuple[int, Mapping[str, Any]] | None] = lambda client: None
+    """A client's last committed memory and its version."""
+    lost: Callable[[str, int, int], bool] = lambda client, index, attempt: False
+    """Whether a client is modelled to drop out of this attempt at this round."""
+    strikes: dict[str, int] = field(default_factory=dict)
+    """How often each client has been refused in committed rounds."""
+
+    def open(self, index: int, attempt: int = 0) -> Session:
+        """A fresh session for one attempt at one round."""
+        return Session(self, index, attempt)
+
+
+@dataclass
+class Session:
+    """One attempt at one round. What it stages counts only if the run commits it."""
+
+    desk: Desk
+    index: int
+    attempt: int
+    entries: list[Entry] = field(default_factory=list)
+    staged: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Memories written in this round, by client."""
+    _open: set[int] = field(default_factory=set)
+    _addresses: set[tuple[int, str, str, str]] = field(default_factory=set)
+    _sends: int = 0
+
+    def send(self, tasks: Iterable[Task]) -> Iterator[Reply]:
+        """Replies in the order of the tasks; clients that fail or are refused are absent."""
+        number = self._sends = self._sends + 1
+        self._open.add(number)
+        return (reply for _, reply in self._replies(tasks, number))
+
+    def fold(
+        self, tasks: Iterable[Task], mean: Mean, held: Mapping[str, Held], weigh: Callable[[Reply], Weight]
+    ) -> Sequence[Reply]:
+        """Sends, and adds every reply's ``model`` to the mean."""
+        number = self._sends = self._sends + 1
+        self._open.add(number)
+        replies = []
+        for position, reply in self._replies(tasks, number):
+            model = reply.models["model"]
+            mean.add(model.arrays or {}, held[reply.task.to], weigh(reply), position)
+            replies.append(replace(reply, models={"model": Model(model.spec)}))
+        return replies
+
+    def close(self) -> None:
+        """Refuses a round that left replies unread."""
+        if self._open:
+            raise RuntimeError(
+                f"{type(self.desk.method).__name__}.round left a send undrained: read every reply it yields"
+            )
+        self.entries.sort(key=lambda entry: entry.position)
+
+    @property
+    def accepted(self) -> int:
+        return sum(entry.verdict == "accepted" for entry in self.entries)
+
+    def strikes(self) -> dict[str, int]:
+        """Refusals of this session, by client."""
+        count: dict[str, int] = {}
+        for entry in self.entries:
+            if entry.verdict == "quarantined":
+                count[entry.task.to] = count.get(entry.task.to, 0) + 1
+        return count
+
+    def _replies(self, tasks: Iterable[Task], number: int) -> Iterator[tuple[int, Reply]]:
+        waiting: dict[tuple[int, str, str, str], tuple[int, Task]] = {}
+        start = len(self.entries)
+        for outcome in self.desk.engine.carry(self._letters(tasks, waiting, start)):
+            position, task = waiting.pop(outcome.task.address)
+            self.entries.append(self._judge(position + start, task, outcome))
+            if self.entries[-1].verdict == "accepted" and outcome.reply is not None:
+                yield position, outcome.reply
+        self._open.discard(number)
+
+    def _letters(
+        self, tasks: Iterable[Task], waiting: dict[tuple[int, str, str, str], tuple[int, Task]], start: int
+    ) -> Iterator[Letter]:
+        for position, task in enumerate(tasks):
+            task = replace(task, round=self.index)
+            if task.address in self._addresses:
+                raise RuntimeError(f"two tasks of round {self.index} are both {task.address[1:]}; give them a key")
+            self._addresses.add(task.address)
+            if reason := self._absence(task.to):
+                cost = Cost(bytes_down=0 if reason == "blacklisted" else payload(task))
+                bare = replace(task, models=EMPTY, arrays=EMPTY)
+                self.entries.append(Entry(start + position, bare, "absent", reason, cost=cost))
+                continue
+            version, memory = self._memory(task.to)
+            task = replace(task, memory=version)
+            waiting[task.address] = (position, task)
+            yield Letter(task, memory)
+
+    def _absence(self, client: str) -> str:
+        if client == SERVER:
+            return ""
+        if strikes_out(self.desk.gate, self.desk.strikes, client):
+            return "blacklisted"
+        return "dropped out" if self.desk.lost(client, self.index, self.attempt) else ""
+
+    def _memory(self, client: str) -> tuple[int, Mapping[str, Any]]:
+        if client in self.staged:
+            return self.index, self.staged[client]
+        return self.desk.recall(client) or (-1, EMPTY)
+
+    def _judge(self, position: int, task: Task, outcome: Outcome) -> Entry:
+        reply = outcome.reply
+        if reply is None:
+            reason = outcome.fault if outcome.skipped else f"failed: {outcome.fault}"
+            return Entry(position, outcome.task, "absent", reason, cost=Cost(bytes_down=payload(task)))
+        refused = self.desk.gate.refusal(task, reply, self.desk.method.expects(task, self.desk.zoo))
+        if refused:
+            return Entry(position, outcome.task, "quarantined", refused, cost=reply.cost)
+        if outcome.memory is not None:
+            self.staged[task.to] = outcome.memory
+        return Entry(position, outcome.task, "accepted", "", reply.weight, reply.metrics, reply.cost)

@@ -1,0 +1,98 @@
+"""The gate: where a reply arrives it must be what was expected, finite, and within bounds.
+
+What fails is refused with a reason, never mended: the client counts as absent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from potluck.core import Arrays, Expected, Reply, Shapes, Task
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What a reply must pass."""
+
+    bound: float | None = None
+    """The longest step (new minus sent, over all tensors of a model) that is let in; None: any finite one."""
+    heaviest: float = 1e9
+    """The largest weight a reply may claim."""
+    strikes: int = 3
+    """A client refused this often is not asked again; 0: never."""
+
+    def refusal(self, task: Task, reply: Reply, expected: Expected) -> str | None:
+        """Why this reply is refused, or None."""
+        weight = reply.weight
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+            return f"weight {weight!r} is no finite number"
+        if not 0 < weight <= self.heaviest:
+            return f"weight {weight:g} is not in (0, {self.heaviest:g}]"
+        return next(self._faults(task, reply, expected), None)
+
+    def _faults(self, task: Task, reply: Reply, expected: Expected) -> Iterator[str]:
+        if odd := sorted(reply.models.keys() ^ expected.models.keys()):
+            yield f"models {odd} were not expected or are missing"
+        for key, shapes in expected.models.items():
+            model, sent = reply.models[key], task.models.get(key)
+            if sent is not None and model.spec != sent.spec:
+                yield f"model '{key}' is a {model.spec.family} of another shape than was sent"
+            yield from _misfits(model.arrays or {}, shapes)
+            yield from _wild(model.arrays or {})
+            if self.bound is not None and sent is not None and sent.arrays is not None:
+                yield from self._too_far(model.arrays or {}, sent.arrays)
+        yield from _misfits(reply.arrays, expected.arrays)
+        yield from _wild(reply.arrays)
+
+    def _too_far(self, new: Arrays, old: Arrays) -> Iterator[str]:
+        assert self.bound is not None
+        squares = sum(
+            float((tensor.double() - old[name].double()).square().sum())
+            for name, tensor in new.items()
+            if tensor.is_floating_point()
+        )
+        if not math.sqrt(squares) <= self.bound:
+            yield f"a step of length {math.sqrt(squares):.4g}; gate.bound is {self.bound:g}"
+
+
+def _misfits(arrays: Arrays, shapes: Shapes) -> Iterator[str]:
+    if arrays.keys() != shapes.keys():
+        missing, extra = shapes.keys() - arrays.keys(), arrays.keys() - shapes.keys()
+        yield f"{len(missing)} names are missing, {len(extra)} are too many: {_few(missing | extra)}"
+    for name, (shape, dtype) in shapes.items():
+        tensor = arrays[name]
+        if tensor.shape != shape:
+            yield f"'{name}' of shape {tuple(tensor.shape)}; its part holds {tuple(shape)}"
+        if tensor.dtype != dtype:
+            yield f"'{name}' of {_short(tensor.dtype)}; its part holds {_short(dtype)}"
+
+
+def _wild(arrays: Arrays) -> Iterator[str]:
+    """Names a tensor that holds NaN or infinity."""
+    floats = [tensor for tensor in arrays.values() if tensor.is_floating_point() and tensor.numel()]
+    if not floats or bool(torch.isfinite(torch.stack(_largest(floats))).all()):
+        return
+    yield f"'{next(name for name, t in arrays.items() if not bool(torch.isfinite(t).all()))}' is not finite"
+
+
+def _largest(tensors: list[Tensor]) -> list[Tensor]:
+    """The largest magnitude of each tensor: NaN or infinite exactly when an entry is."""
+    return [norm.float() for norm in torch._foreach_norm(tensors, math.inf)]
+
+
+def _few(names: set[str]) -> str:
+    return ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def strikes_out(gate: Gate, strikes: Mapping[str, int], client: str) -> bool:
+    """Whether this client was refused too often to be asked again."""
+    return bool(gate.strikes) and strikes.get(client, 0) >= gate.strikes

@@ -1,0 +1,65 @@
+"""The reference engines: one task after the other, as objects or as bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+import torch
+
+from potluck.core import Reply, Task, pack, unpack
+from potluck.engines.site import Letter, Outcome, Site, World
+
+
+class Engine(Protocol):
+    """Whatever carries letters to devices and outcomes back, in the order of the letters."""
+
+    def carry(self, letters: Iterable[Letter]) -> Iterator[Outcome]: ...
+    def close(self) -> None: ...
+
+
+class Serial:
+    """Answers every letter here and now."""
+
+    def __init__(self, world: World, workers: int = 1) -> None:
+        torch.set_num_threads(1)
+        self.site = Site(world)
+
+    def carry(self, letters: Iterable[Letter]) -> Iterator[Outcome]:
+        return map(self.site.answer, letters)
+
+    def close(self) -> None:
+        pass
+
+
+class Wire(Serial):
+    """Serial, with every message turned into bytes and back: proof that no object survives the trip."""
+
+    def carry(self, letters: Iterable[Letter]) -> Iterator[Outcome]:
+        for letter in letters:
+            there = letter_of(pack(sheet(letter)))
+            yield outcome_of(pack(slip(self.site.answer(there))))
+
+
+def sheet(letter: Letter) -> dict[str, object]:
+    """A letter as a value that packs."""
+    return {"task": letter.task, "memory": letter.memory}
+
+
+def letter_of(data: bytes) -> Letter:
+    found = unpack(data)
+    task, memory = found["task"], found["memory"]
+    assert isinstance(task, Task)
+    return Letter(task, memory)
+
+
+def slip(outcome: Outcome) -> dict[str, object]:
+    """An outcome as a value that packs."""
+    return dict(vars(outcome))
+
+
+def outcome_of(data: bytes) -> Outcome:
+    found = unpack(data)
+    assert isinstance(found["task"], Task)
+    assert found["reply"] is None or isinstance(found["reply"], Reply)
+    return Outcome(**found)

@@ -1,0 +1,13 @@
+"""The local loop, losses and gradient edits as values, problems, and the usual client."""
+
+from potluck.learn.descend import clipped, stepper
+from potluck.learn.edits import Pull
+from potluck.learn.fit import fit, rows, weights_of
+from potluck.learn.losses import CrossEntropy
+from potluck.learn.problems import Classify
+from potluck.learn.training import LocalTraining, at_rest, told
+
+__all__ = [
+    "Classify", "CrossEntropy", "LocalTraining", "Pull", "at_rest", "clipped", "fit", "rows",
+    "stepper", "told", "weights_of",
+]  # fmt: skip

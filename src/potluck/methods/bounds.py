@@ -1,0 +1,59 @@
+"""AllLarge, AllSmall, ExclusiveFL: what ordinary federated learning can do with unequal devices.
+
+The reference baselines of Liu et al., "No One Left Behind: Inclusive Federated Learning over Heterogeneous Devices",
+KDD 2022, https://arxiv.org/abs/2202.08036 (ExclusiveFL is "DropWeak" in its first version).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from potluck.core import Client, Model, Round, SettingsError, Spec, Zoo
+from potluck.methods.fedavg import Averaged, FedAvg
+
+
+@dataclass(frozen=True)
+class _OneSize(FedAvg):
+    """Everyone who takes part trains the same network."""
+
+    def check(self, zoo: Zoo) -> None:
+        if self.share != "whole":
+            raise SettingsError(f'{type(self).__name__} trains one network; leave [method] share = "{self.share}" out.')
+
+
+@dataclass(frozen=True)
+class AllLarge(_OneSize):
+    """Every client trains the largest network, whatever it can carry: the ideal bound."""
+
+
+@dataclass(frozen=True)
+class AllSmall(_OneSize):
+    """Every client trains the smallest tier's network."""
+
+    def target(self, zoo: Zoo) -> Spec:
+        return zoo.tiers[0].spec
+
+
+@dataclass(frozen=True)
+class ExclusiveFL(_OneSize):
+    """Only clients that can carry the largest tier's network take part; the others are left out.
+
+    They have no model either: the server's is too large for them.
+    """
+
+    sampling: Literal["drop", "eligible"] = "drop"
+    """Sample everyone and drop who is too weak (cohorts shrink), or sample only among those strong enough."""
+
+    def target(self, zoo: Zoo) -> Spec:
+        return zoo.tiers[-1].spec
+
+    def pick(self, now: Round) -> Sequence[Client]:
+        def strong(client: Client) -> bool:
+            return client.tier.spec == self.target(now.zoo)
+
+        return now.recruit(strong) if self.sampling == "eligible" else [c for c in now.cohort if strong(c)]
+
+    def serve(self, state: Averaged, client: Client, zoo: Zoo) -> Model | None:
+        return super().serve(state, client, zoo) if client.tier.spec == self.target(zoo) else None

@@ -1,0 +1,24 @@
+"""FedProx: FedAvg whose clients are pulled back towards the model they received.
+
+Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, https://arxiv.org/abs/1812.06127.
+The penalty (mu / 2) * ||w - received||^2 covers every trainable weight, no buffers. Partial work is not modelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from potluck.core import Device, Edit, Task
+from potluck.learn import Pull
+from potluck.methods.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    """FedAvg with a leash on drifting clients."""
+
+    mu: float = 0.1
+
+    def edits(self, task: Task, device: Device) -> Sequence[Edit]:
+        return (Pull(self.start(task, device).arrays or {}, self.mu),)
