@@ -115,6 +115,7 @@ class Mean(Protocol):
     """Somewhere to fold replies into."""
 
     def add(self, arrays: Arrays, held: Held, weight: Weight = 1.0, position: int | None = None) -> None: ...
+    def coverage(self) -> float: ...
 
 
 Send: TypeAlias = Callable[[Iterable[Task]], Iterator[Reply]]

@@ -73,6 +73,8 @@ class Session:
     entries: list[Entry] = field(default_factory=list)
     staged: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """Memories written in this round, by client."""
+    coverage: float = 1.0
+    """The share of the server's numbers that the last fold trained."""
     _open: set[int] = field(default_factory=set)
     _addresses: set[tuple[int, str, str, str]] = field(default_factory=set)
     _sends: int = 0
@@ -94,6 +96,7 @@ class Session:
             model = reply.models["model"]
             mean.add(model.arrays or {}, held[reply.task.to], weigh(reply), position)
             replies.append(replace(reply, models={"model": Model(model.spec)}))
+        self.coverage = mean.coverage()
         return replies
 
     def close(self) -> None:

@@ -37,17 +37,21 @@ from potluck.learn import fit, weights_of
 class Shard(Protocol):
     """What one device has of the data."""
 
-    train: Examples
-    validation: Examples
-    test: Examples
-    labels: Sequence[int]
+    @property
+    def train(self) -> Examples: ...
+    @property
+    def validation(self) -> Examples: ...
+    @property
+    def test(self) -> Examples: ...
+    @property
+    def labels(self) -> Sequence[int]: ...
 
 
 class Shelf(Protocol):
     """Who has which examples. The server's shard is the public set and the server's own splits."""
 
-    public: Examples
-
+    @property
+    def public(self) -> Examples: ...
     def shard(self, client: str) -> Shard: ...
 
 
@@ -125,7 +129,7 @@ class Site:
         """The site's n-th network of this spec; a task that builds several of one spec gets several."""
         found = self._nets.get((spec, number))
         if found is None:
-            found = self._nets[spec, number] = _Live(spec, self.world.zoo.build(Model(spec)))
+            found = self._nets[spec, number] = _Live(spec, self.world.zoo.build(Model(spec), stream(0, "blank")))
         return found
 
 

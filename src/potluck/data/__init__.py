@@ -1,0 +1,8 @@
+"""Data sets, and who holds which rows of them."""
+
+from potluck.data.federation import Federation, Shard
+from potluck.data.settings import Data
+from potluck.data.source import Scale, Source, from_arrays
+from potluck.data.sources import load, sources
+
+__all__ = ["Data", "Federation", "Scale", "Shard", "Source", "from_arrays", "load", "sources"]

@@ -1,0 +1,63 @@
+"""Which data, and how it is dealt out, as settings."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Data:
+    """Which data set, and who holds which rows of it."""
+
+    name: str = "digits"
+    """What to read: `potluck list data` names them."""
+    path: str = ""
+    """The folder or file to read; digits needs none."""
+    shape: tuple[int, ...] = ()
+    """Reshape each npz sample to this, such as [1, 98, 40]; empty: as stored."""
+    scale: Literal["auto", "standard"] = "auto"
+    """auto: bytes become floats in [0, 1] (CIFAR-10: its usual channel means and deviations), floats stay as they are.
+    standard: each channel (first dimension of a sample) to mean 0 and deviation 1 over the source's training rows."""
+    clients: int = 50
+    """How many clients there are; for the partition "user" the most there may be."""
+    partition: Literal["iid", "labels", "dirichlet", "user"] = "iid"
+    """Who holds what: anything; a few labels each; a skewed label mix each; one user's rows each."""
+    labels: int = 2
+    """Labels per client, for the partition "labels"."""
+    alpha: float = 0.5
+    """Concentration, for the partition "dirichlet": small is skewed, large is even."""
+    samples: int | None = None
+    """Training samples per client. None: the training data divided up, or 20 each where there are more clients than
+    rows. Where clients * samples exceeds the data, each client draws its own, with replacement."""
+    test: float = 0.2
+    """Share of the rows held out for testing, where the source has no test set of its own; with the partition "user"
+    also each user's share of own test rows."""
+    validation: float = 0.1
+    """Share of the training rows held out for validation."""
+    public: int = 0
+    """Rows that the server holds and no client does."""
+    client_test: int = 100
+    """At most this many rows in each client's own test split; they follow the client's label mix."""
+    client_validation: int = 50
+    """At most this many rows in each client's own validation split; they follow the client's label mix."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(self.shape))
+        for name, low in (("clients", 1), ("labels", 1), ("public", 0), ("client_test", 0), ("client_validation", 0)):
+            if getattr(self, name) < low:
+                raise ValueError(f"data.{name} = {getattr(self, name)} is below {low}")
+        if self.samples is not None and self.samples < 1:
+            raise ValueError(f"data.samples = {self.samples} is below 1; leave it out to divide the data up")
+        if not (self.alpha > 0 and math.isfinite(self.alpha)):
+            raise ValueError(f"data.alpha = {self.alpha} must be a number above 0")
+        if any(length < 1 for length in self.shape):
+            raise ValueError(f"data.shape = {list(self.shape)} must hold whole numbers above 0")
+        for name in ("test", "validation"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"data.{name} = {getattr(self, name)} must be at least 0 and below 1")
+        if self.test + self.validation >= 1:
+            raise ValueError(
+                f"data.test = {self.test} and data.validation = {self.validation} leave nothing to train on"
+            )

@@ -1,0 +1,207 @@
+"""A source: a data set in memory, before anybody holds any of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from potluck.core import Batch, Examples, InputError, Prepare
+
+Array = NDArray[Any]
+
+CLASSES = 100_000
+"""More classes than this is a mistake in the labels, not a problem to learn."""
+
+IGNORED = -100
+"""A label that counts nowhere, where a sample has many labels (tags of padding)."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Turns stored inputs into normalised floats, a batch at a time: ``(x - mean) / std``, per channel.
+
+    One value serves every channel. Both are in the units of what is stored, so bytes have means up to 255.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __call__(self, batch: dict[str, Tensor]) -> Batch:
+        x = batch["x"]
+        mean, std = _channels(self.mean, x.dim(), x.device), _channels(self.std, x.dim(), x.device)
+        return {**batch, "x": (x.to(torch.float32) - mean) / std}
+
+
+@lru_cache(maxsize=64)
+def _channels(values: tuple[float, ...], dims: int, device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=device).view(1, -1, *(1 for _ in range(dims - 2)))
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A data set in memory."""
+
+    name: str
+    train: Examples
+    test: Examples | None
+    """The source's own test set, where it has one."""
+    classes: int
+    """0: the labels are numbers to regress on."""
+    shape: tuple[int, ...]
+    """Of one input."""
+    users: Tensor | None = None
+    """Whose row each training row is, counted from 0."""
+    names: tuple[str, ...] = ()
+    """Of the classes, where known."""
+
+
+def from_arrays(
+    x: ArrayLike,
+    y: ArrayLike,
+    user: ArrayLike | None = None,
+    x_test: ArrayLike | None = None,
+    y_test: ArrayLike | None = None,
+    *,
+    names: tuple[str, ...] = (),
+    scale: Scale | str = "auto",
+    name: str = "arrays",
+) -> Source:
+    """Your own arrays as a source: x of (rows, ...), y of (rows,) whole numbers from 0 (or floats, to regress on).
+
+    `user` says whose row each is, in any values that can be compared. Arrays are shared where their type allows it,
+    not copied. `scale` is a `Scale`, or "auto" or "standard" as in `Data.scale`.
+    """
+    if (x_test is None) != (y_test is None):
+        raise InputError(f"{name}: x_test and y_test come together or not at all")
+    inputs, labels = _inputs(x, f"{name}: x"), _labels(y, f"{name}: y")
+    _aligned(name, x=inputs, y=labels)
+    prepare = scale if isinstance(scale, Scale) else _fitting(inputs, scale)
+    sides = [labels]
+    test = None
+    if x_test is not None and y_test is not None:
+        other, answers = _inputs(x_test, f"{name}: x_test"), _labels(y_test, f"{name}: y_test")
+        _aligned(name, x_test=other, y_test=answers)
+        if other.shape[1:] != inputs.shape[1:] or other.dtype != inputs.dtype:
+            raise InputError(
+                f"{name}: x_test holds {other.dtype} of {other.shape[1:]}, x holds {inputs.dtype} of {inputs.shape[1:]}"
+            )
+        test = _examples(other, answers, prepare)
+        sides.append(answers)
+    return Source(
+        name=name,
+        train=_examples(inputs, labels, prepare),
+        test=test,
+        classes=_classes(sides, names, name),
+        shape=tuple(inputs.shape[1:]),
+        users=None if user is None else _users(user, len(inputs), name),
+        names=names,
+    )
+
+
+def _array(values: ArrayLike, what: str) -> Array:
+    try:
+        found = np.asarray(values)
+    except ValueError as error:
+        raise InputError(f"{what} is not an array: {error}") from None
+    if found.dtype.hasobject:
+        raise InputError(f"{what} holds Python objects; give numbers")
+    if found.ndim == 0 or len(found) == 0:
+        raise InputError(f"{what} holds no rows")
+    return found
+
+
+def _inputs(values: ArrayLike, what: str) -> Array:
+    """Bytes stay bytes, whole numbers become int64 (tokens), floats float32."""
+    found = _array(values, what)
+    if found.ndim < 2:
+        raise InputError(f"{what} has the shape {found.shape}; give (rows, ...), one row per sample")
+    if found.dtype == np.uint8:
+        return found
+    if np.issubdtype(found.dtype, np.integer):
+        return found.astype(np.int64, copy=False)
+    if not np.issubdtype(found.dtype, np.floating):
+        raise InputError(f"{what} holds {found.dtype}; give bytes, whole numbers or floats")
+    with np.errstate(over="ignore"):
+        return _finite(found.astype(np.float32, copy=False), what)
+
+
+def _finite(values: Array, what: str) -> Array:
+    good = np.isfinite(values).reshape(len(values), -1).all(axis=1)
+    if not good.all():
+        row = int(np.argmin(good))
+        raise InputError(f"{what} holds NaN or infinity, first in row {row}; remove or repair such rows")
+    return values
+
+
+def _labels(values: ArrayLike, what: str) -> Array:
+    found = _array(values, what)
+    if found.ndim == 2 and found.shape[1] == 1:
+        found = found.reshape(-1)
+    if np.issubdtype(found.dtype, np.floating):
+        return _finite(found.astype(np.float32, copy=False), what)
+    if found.dtype != np.bool_ and not np.issubdtype(found.dtype, np.integer):
+        raise InputError(f"{what} holds {found.dtype}; give whole numbers from 0, or floats to regress on")
+    low, high = int(found.min()), int(found.max())
+    if high >= CLASSES or (low < 0 and not (found.ndim > 1 and low == IGNORED)):
+        raise InputError(f"{what}: label {high if high >= CLASSES else low} is out of range; number the classes from 0")
+    return found.astype(np.int64, copy=False)
+
+
+def _aligned(name: str, **columns: Array) -> None:
+    (left, a), (right, b) = columns.items()
+    if len(a) != len(b):
+        raise InputError(f"{name}: {left} holds {len(a)} rows, {right} holds {len(b)}; they must match")
+
+
+def _classes(sides: list[Array], names: tuple[str, ...], name: str) -> int:
+    if np.issubdtype(sides[0].dtype, np.floating):
+        return 0
+    count = max(int(side.max()) for side in sides) + 1
+    if names and count > len(names):
+        raise InputError(f"{name}: label {count - 1} is out of range; there are {len(names)} class names")
+    return len(names) or count
+
+
+def _users(values: ArrayLike, rows: int, name: str) -> Tensor:
+    found = _array(values, f"{name}: user")
+    if found.shape != (rows,):
+        raise InputError(f"{name}: the user column has the shape {found.shape}; give one value for each of {rows} rows")
+    return torch.from_numpy(np.unique(found, return_inverse=True)[1].astype(np.int64))
+
+
+def _examples(x: Array, y: Array, prepare: Prepare | None) -> Examples:
+    return Examples({"x": _tensor(x), "y": _tensor(y)}, prepare=prepare)
+
+
+def _tensor(values: Array) -> Tensor:
+    return torch.from_numpy(np.require(values, requirements=["C", "W"]))
+
+
+def _fitting(x: Array, scale: str) -> Scale | None:
+    """The scale for inputs of this kind; None: as they are."""
+    if x.dtype == np.int64:
+        return None
+    if scale == "standard":
+        return standard(x)
+    return Scale((0.0,), (255.0,)) if x.dtype == np.uint8 else None
+
+
+def standard(x: Array) -> Scale:
+    """The scale that gives each channel of x mean 0 and deviation 1; a constant channel keeps its deviation."""
+    total, squares = np.zeros(x.shape[1]), np.zeros(x.shape[1])
+    axes = (0, *range(2, x.ndim))
+    # Two passes in slices: the plain sum of squares loses digits, and a float64 copy of a whole set costs gigabytes.
+    for start in range(0, len(x), 1024):
+        total += x[start : start + 1024].sum(axis=axes, dtype=np.float64)
+    mean = total * x.shape[1] / x.size
+    centre = mean.reshape(1, -1, *(1 for _ in range(x.ndim - 2)))
+    for start in range(0, len(x), 1024):
+        squares += ((x[start : start + 1024] - centre) ** 2).sum(axis=axes)
+    std = np.sqrt(squares * x.shape[1] / x.size)
+    return Scale(tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist()))

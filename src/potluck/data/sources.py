@@ -1,0 +1,55 @@
+"""The data sets that can be named, and how each is read."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import numpy as np
+
+from potluck.core import InputError, ResourceError, SettingsError
+from potluck.data import cifar, idx, npz
+from potluck.data.settings import Data
+from potluck.data.source import Source, from_arrays
+
+
+def _digits(data: Data) -> Source:
+    """scikit-learn's handwritten digits: 1,797 images of 8 by 8, ten classes; needs no files."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    x = (found.images / 16).astype(np.float32)[:, None]
+    return from_arrays(x, found.target, names=tuple("0123456789"), scale=data.scale, name="digits")
+
+
+_READERS: Mapping[str, Callable[[Data], Source]] = MappingProxyType(
+    {"digits": _digits, "cifar10": cifar.read, "idx": idx.read, "npz": npz.read}
+)
+_ABOUT: Mapping[str, str] = MappingProxyType(
+    {
+        "digits": "scikit-learn's handwritten digits: 1,797 images of 8 x 8 in 10 classes; needs no files",
+        "cifar10": "CIFAR-10: a folder cifar-10-batches-bin in the official binary layout",
+        "idx": "IDX files as of MNIST and Fashion-MNIST: a folder of train-images-idx3-ubyte(.gz) and so on",
+        "npz": "a NumPy file with x, y and optionally user (or subject, speaker), classes, x_test, y_test",
+    }
+)
+
+
+def sources() -> Mapping[str, str]:
+    """Every data set that ``data.name`` can name, with a line about it."""
+    return _ABOUT
+
+
+def load(data: Data) -> Source:
+    """The data set that these settings name, in memory."""
+    if data.name not in _READERS:
+        near = difflib.get_close_matches(data.name, _READERS, 1)
+        hint = f"Did you mean '{near[0]}'?" if near else f"There are {', '.join(_READERS)}."
+        raise SettingsError(f"data.name = '{data.name}' is not known. {hint}")
+    try:
+        return _READERS[data.name](data)
+    except OSError as error:
+        raise InputError(f"{error.filename or data.path}: {error.strerror or error}; check data.path") from None
+    except MemoryError:
+        raise ResourceError(f"{data.path}: does not fit into this machine's memory; use a smaller file") from None

@@ -1,0 +1,39 @@
+"""A small convolutional network that can be cut in width and in depth."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from potluck.core import Axis, Bag, Depth, Spec
+from potluck.models.family import Family
+from potluck.models.layers import Linear, Net, Pooled, convolution
+from potluck.models.options import SCALER, Option, Options, norms
+
+
+class CNN(Family):
+    """3x3 convolutions of equal width: one in the stem, one in each block; a global average; a linear head.
+
+    A block ends in max-pooling while its map is larger than 2 on both sides. That depends on the block's place and on
+    the input alone, so a shallow network is the beginning of a deep one. Groups: ``stem``, ``block0``, ``block1``, ...
+    """
+
+    name = "cnn"
+    about = "Small CNN: equal 3x3 convolutions with pooling, then a global average"
+    depth = 3
+    base = ("width", Option(32, "channels of each convolution"))
+    options = Bag({"norm": norms("static"), "scaler": SCALER})
+
+    def groups(self, depth: Depth, base: int, options: Options) -> dict[str, int]:
+        assert isinstance(depth, int)
+        return {"stem": base} | {f"block{index}": base for index in range(depth)}
+
+    def net(self, spec: Spec) -> nn.Module:
+        options: Options = spec.options
+        channels, height, width = options["input"]
+        before = stem = Axis("stem", spec.sizes["stem"])
+        side, blocks = min(height, width), []
+        for index in range(len(spec.sizes) - 1):
+            after = Axis(f"block{index}", spec.sizes[f"block{index}"])
+            blocks.append(convolution(before, after, options, pool=side > 2))
+            before, side = after, side // 2
+        return Net(convolution(channels, stem, options), Pooled(*blocks), Linear(before, options["classes"]))

@@ -1,0 +1,133 @@
+"""The building blocks of every family. They are built from axes, so lengths and declared axes cannot disagree."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TypeAlias
+
+from torch import Tensor, nn
+
+from potluck.core import Axis, Dimension, Dimensions
+from potluck.models.norm import norm
+from potluck.models.options import Options
+
+Side: TypeAlias = "Axis | int"
+"""One side of a layer: the units of a group, or a number that is never cut (input channels, classes)."""
+
+
+class Net(nn.Module):
+    """A network in three: ``stem`` -> ``body`` of blocks -> ``head``. Scores come out."""
+
+    def __init__(self, stem: nn.Module, body: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.stem = stem
+        self.body = body
+        self.head = head
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.body(self.stem(x)))
+        return scores
+
+
+class Pooled(nn.Sequential):
+    """A body of convolutions that ends in a global average: maps in, one vector per example out."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for step in self:
+            x = step(x)
+        return x.mean((2, 3))
+
+
+class Linear(nn.Linear):
+    """A linear layer between two sides."""
+
+    def __init__(self, inside: Side, outside: Side, bias: bool = True) -> None:
+        super().__init__(_length(inside), _length(outside), bias)
+        self.sides: Dimensions = (_dimension(outside), _dimension(inside))
+
+
+class Conv(nn.Conv2d):
+    """A convolution between two sides; by default padded so that stride 1 keeps the map's size."""
+
+    def __init__(
+        self, inside: Side, outside: Side, kernel: int, stride: int = 1, padding: int | None = None, bias: bool = True
+    ) -> None:
+        padding = kernel // 2 if padding is None else padding
+        super().__init__(_length(inside), _length(outside), kernel, stride, padding, bias=bias)
+        self.sides: Dimensions = (_dimension(outside), _dimension(inside))
+
+
+class Scaler(nn.Module):
+    """Divides by the ratio of widths while training, so that a narrow layer speaks as loudly as the wide one.
+
+    In evaluation it does nothing: there the weights are those of the whole (HeteroFL, FedRolex).
+    """
+
+    def __init__(self, ratio: float) -> None:
+        super().__init__()
+        self.ratio = ratio
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / self.ratio if self.training else x
+
+
+def convolution(
+    inside: Side,
+    outside: Axis,
+    options: Options,
+    kernel: int = 3,
+    stride: int = 1,
+    padding: int | None = None,
+    relu: bool = True,
+    pool: bool = False,
+) -> nn.Sequential:
+    """Convolution, scaler, norm, activation, and max-pooling by two: those that are asked for."""
+    bare = options["norm"] == "none"
+    conv = Conv(inside, outside, kernel, stride, padding, bias=bare)
+    return _layer("conv", conv, outside, options, relu=relu, pool=pool)
+
+
+def dense(inside: Side, outside: Axis, options: Options, flatten: bool = False) -> nn.Sequential:
+    """Linear layer, scaler, norm and activation, on flattened inputs if asked for."""
+    linear = Linear(inside, outside, bias=options["norm"] == "none")
+    return _layer("linear", linear, outside, options, flatten=flatten)
+
+
+def _layer(
+    name: str,
+    weights: nn.Module,
+    outside: Axis,
+    options: Options,
+    flatten: bool = False,
+    relu: bool = True,
+    pool: bool = False,
+) -> nn.Sequential:
+    steps: dict[str, nn.Module | None] = {
+        "flatten": nn.Flatten() if flatten else None,
+        name: weights,
+        "scaler": Scaler(options["scaler"]) if options["scaler"] != 1 else None,
+        "norm": norm(options["norm"], outside),
+        "relu": nn.ReLU() if relu else None,
+        "pool": nn.MaxPool2d(2) if pool else None,
+    }
+    return nn.Sequential(OrderedDict((key, step) for key, step in steps.items() if step is not None))
+
+
+def _length(side: Side) -> int:
+    return side.length if isinstance(side, Axis) else side
+
+
+def _dimension(side: Side) -> Dimension:
+    return side if isinstance(side, Axis) else None
+
+
+def declared(net: nn.Module) -> dict[str, Dimensions]:
+    """What each dimension of each tensor of the state dict counts, as its layers declare."""
+    axes: dict[str, Dimensions] = {}
+    for name, tensor in net.state_dict().items():
+        place = name.rpartition(".")[0]
+        sides: Dimensions | None = getattr(net.get_submodule(place), "sides", None)
+        if sides is None:
+            raise TypeError(f"the layer '{place}' declares no axes for its '{name}'")
+        axes[name] = sides[: tensor.dim()]
+    return axes

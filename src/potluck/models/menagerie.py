@@ -1,0 +1,76 @@
+"""The zoo: every network of a federation, to be built, cut and priced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from potluck.core import Depth, Dimensions, Model, Spec, Tier, Work
+from potluck.models import birth, skeleton, specs
+from potluck.models.cost import cost
+from potluck.models.families import FAMILIES
+
+
+@dataclass(frozen=True)
+class Menagerie:
+    """The networks of a federation: the server's full one, and what each tier can carry (smallest first)."""
+
+    full: Spec
+    tiers: Sequence[Tier] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "full", specs.complete(self.full))
+        object.__setattr__(self, "tiers", tuple(sorted(self.tiers, key=self._parameters)))
+
+    def build(self, model: Model, rng: torch.Generator | None = None) -> nn.Module:
+        """A live network: a copy of the model's numbers or, where it has none, born from the generator."""
+        spec = specs.complete(model.spec)
+        if model.arrays is not None:
+            return birth.filled(spec, model.arrays)
+        if rng is None:
+            raise ValueError(f"a {spec.family} without arrays needs a generator to be born from")
+        return birth.born(spec, rng)
+
+    def fresh(self, spec: Spec, rng: torch.Generator) -> Model:
+        """A newly born model at rest."""
+        spec = specs.complete(spec)
+        return birth.at_rest(spec, birth.born(spec, rng))
+
+    def axes(self, spec: Spec) -> Mapping[str, Dimensions]:
+        """What each dimension of each tensor counts."""
+        return skeleton.axes(specs.complete(spec))
+
+    def shapes(self, spec: Spec) -> Mapping[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of each tensor, buffers included."""
+        return skeleton.shapes(specs.complete(spec))
+
+    def buffers(self, spec: Spec) -> frozenset[str]:
+        """Names of tensors that are not trained."""
+        return skeleton.buffers(specs.complete(spec))
+
+    def narrow(self, spec: Spec, width: float | Mapping[str, float]) -> Spec:
+        """This share of the units, for all groups or for each that is named; rounded up, at least one."""
+        return specs.narrow(spec, width)
+
+    def shallow(self, spec: Spec, depth: Depth) -> Spec:
+        """The first blocks only (of each stage)."""
+        return specs.shallow(spec, depth)
+
+    def block(self, spec: Spec, name: str) -> int | None:
+        """Which body block of this network a tensor belongs to, in forward order; None: stem or head."""
+        return skeleton.places(specs.complete(spec))[name]
+
+    def taps(self, spec: Spec) -> tuple[str, ...]:
+        """Modules whose outputs are worth comparing, in forward order."""
+        spec = specs.complete(spec)
+        return FAMILIES[spec.family].taps(spec)
+
+    def cost(self, spec: Spec, batch: int) -> Work:
+        """What one training step on a batch asks of a device."""
+        return cost(specs.complete(spec), batch)
+
+    def _parameters(self, tier: Tier) -> int:
+        return self.cost(tier.spec, 1).parameters

@@ -1,0 +1,40 @@
+"""MLP: linear layers and nothing else, for any input."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+from torch import nn
+
+from potluck.core import Axis, Bag, Depth, Spec
+from potluck.models.family import Family
+from potluck.models.layers import Linear, Net, dense
+from potluck.models.options import SCALER, Option, Options, norms
+
+
+class MLP(Family):
+    """A flattened input, a first hidden layer (the stem), `depth` further ones (the body), and a linear head.
+
+    Each hidden layer is an axis group of its own: ``hidden0`` is the stem's, ``hidden1`` the first block's, and so on.
+    """
+
+    name = "mlp"
+    about = "Multi-layer perceptron: equal hidden layers on a flattened input"
+    depth = 2
+    base = ("hidden", Option(64, "units in each hidden layer"))
+    options = Bag({"norm": norms("none"), "scaler": SCALER})
+    maps = False
+
+    def groups(self, depth: Depth, base: int, options: Options) -> dict[str, int]:
+        assert isinstance(depth, int)
+        return {f"hidden{index}": base for index in range(depth + 1)}
+
+    def net(self, spec: Spec) -> nn.Module:
+        options: Options = spec.options
+        hidden = [Axis(f"hidden{index}", spec.sizes[f"hidden{index}"]) for index in range(len(spec.sizes))]
+        return Net(
+            stem=dense(math.prod(options["input"]), hidden[0], options, flatten=True),
+            body=nn.Sequential(*(dense(*pair, options) for pair in pairwise(hidden))),
+            head=Linear(hidden[-1], options["classes"]),
+        )

@@ -1,0 +1,114 @@
+"""What a family wants to know, and the door at which wrong answers are turned away."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from potluck.core import Depth, SettingsError
+from potluck.core.plain import Plain, frozen
+from potluck.models.norm import POLICIES
+
+Options: TypeAlias = Mapping[str, Any]
+
+MOST_BLOCKS = 200
+"""In one stage. Limits stand between a mistyped number, or a doctored file, and the machine's memory."""
+MOST_UNITS = 1 << 20
+MOST_INPUT = 1 << 24
+
+
+@dataclass(frozen=True)
+class Option:
+    """One setting of a family: one of some choices, or a number within bounds."""
+
+    default: Plain
+    about: str
+    choices: tuple[Plain, ...] = ()
+    low: float = 1
+    high: float = MOST_UNITS
+
+    def check(self, where: str, value: Any) -> Any:
+        """The value, if it can be used; `where` names the setting in the error."""
+        if self.choices:
+            if value not in self.choices:
+                raise SettingsError(f"{where} = {value!r} is not a choice.{hint(value, self.choices)}")
+            return self.choices[self.choices.index(value)]
+        if isinstance(self.default, int):
+            return whole(where, value, int(self.low), int(self.high))
+        if isinstance(value, bool) or not isinstance(value, int | float) or not self.low <= value <= self.high:
+            raise SettingsError(f"{where} = {value!r} must be a number from {self.low:g} to {self.high:g}.")
+        return float(value)
+
+
+SCALER = Option(
+    1.0, "ratio of this network's width to the whole one's; layers divide by it in training", low=1e-6, high=1.0
+)
+
+
+def norms(default: str) -> Option:
+    """The norm policy."""
+    return Option(default, "what stands between a layer and its activation", choices=POLICIES)
+
+
+def whole(where: str, value: Any, low: int, high: int) -> int:
+    """A whole number within bounds."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise SettingsError(f"{where} = {value!r} must be a whole number from {low} to {high}.")
+    return value
+
+
+def ratio(where: str, value: Any) -> float:
+    """A share of something, above 0 and at most 1."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise SettingsError(f"{where} = {value!r} must be a number above 0 and at most 1.")
+    return float(value)
+
+
+def input_shape(family: str, value: Any, maps: bool) -> tuple[int, ...]:
+    """The shape of one example: channels, height, width where the family reads maps."""
+    shape = frozen([value] if isinstance(value, int) else value)
+    if not isinstance(shape, tuple) or not shape:
+        raise SettingsError(f"{family}: input = {value!r} must be the shape of one example, such as [1, 28, 28].")
+    for length in shape:
+        whole(f"{family}: a length in input = {list(shape)!r},", length, 1, MOST_INPUT)
+    if maps and len(shape) != 3:
+        raise SettingsError(
+            f"{family} reads maps: input = {list(shape)!r} must be [channels, height, width]. For other inputs use mlp."
+        )
+    if math.prod(shape) > MOST_INPUT:
+        raise SettingsError(f"{family}: input = {list(shape)!r} has more than {MOST_INPUT} entries.")
+    return shape
+
+
+def blocks(family: str, value: Any, pattern: Depth) -> Depth:
+    """A depth of the family's pattern: nothing to choose, one number, or one number per stage."""
+    depth = frozen(value)
+    if pattern is None:
+        if depth is not None:
+            raise SettingsError(f"{family} has one depth: leave depth = {value!r} out.")
+        return None
+    if isinstance(pattern, int):
+        return whole(f"{family}: depth", depth, 1, MOST_BLOCKS)
+    if not isinstance(depth, tuple) or len(depth) != len(pattern):
+        raise SettingsError(
+            f"{family}: depth = {value!r} must be {len(pattern)} numbers, one per stage, such as {list(pattern)}."
+        )
+    return tuple(whole(f"{family}: depth of stage {index}", count, 1, MOST_BLOCKS) for index, count in enumerate(depth))
+
+
+def refuse_unknown(family: str, kind: str, given: Iterable[str], known: Mapping[str, Any] | Iterable[str]) -> None:
+    """Turn away names that the family does not have."""
+    known = tuple(known)
+    for name in given:
+        if name not in known:
+            raise SettingsError(f"{family} has no {kind} '{name}'.{hint(name, known)}")
+
+
+def hint(word: Any, known: Iterable[Any]) -> str:
+    """What was probably meant, and otherwise all there is; starts with a space."""
+    names = [str(name) for name in known]
+    close = difflib.get_close_matches(str(word), names, n=1)
+    return f" Did you mean '{close[0]}'?" if close else f" There are: {', '.join(names)}."

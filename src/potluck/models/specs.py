@@ -1,0 +1,84 @@
+"""Specs: made from names, cut in width and depth. A spec that leaves here is complete, so equal networks are equal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from potluck.core import Depth, SettingsError, Spec, frozen
+from potluck.models import options as door
+from potluck.models.families import FAMILIES, find
+
+
+def make_spec(
+    name: str, *, input: Any, classes: int, depth: Any = None, width: int | None = None, **options: Any
+) -> Spec:
+    """The spec of a named model, such as ``mlp`` or ``resnet18``.
+
+    `input` is the shape of one example; `depth` the number of blocks (one per stage where there are stages); `width`
+    the channels that the family starts from (a whole number, not a ratio). The families' docstrings list the rest.
+    """
+    family, named = find(name)
+    depth = frozen(depth)
+    if named is not None and depth is not None and depth != named:
+        raise SettingsError(
+            f"{name} has the depth {list(named) if isinstance(named, tuple) else named}; "
+            f"for depth = {depth!r} ask for '{family.name}'."
+        )
+    if width is not None:
+        options["width"] = width
+    return family.spec({"input": input, "classes": classes, **options}, depth if named is None else named)
+
+
+@lru_cache(maxsize=1024)
+def complete(spec: Spec) -> Spec:
+    """The same network with every option answered and every group named; refuses what cannot be built."""
+    if spec.family not in FAMILIES:
+        raise SettingsError(f"there is no model family '{spec.family}'.{door.hint(spec.family, FAMILIES)}")
+    return FAMILIES[spec.family].spec(spec.options, spec.depth, spec.sizes)
+
+
+def narrow(spec: Spec, width: float | Mapping[str, float]) -> Spec:
+    """The spec with this share of each group's units, rounded up; groups that a mapping does not name stay whole."""
+    spec = complete(spec)
+    if isinstance(width, Mapping):
+        door.refuse_unknown(spec.family, "axis group", width, spec.sizes)
+        ratios = {group: door.ratio(f"width of '{group}'", width.get(group, 1.0)) for group in spec.sizes}
+    else:
+        ratios = dict.fromkeys(spec.sizes, door.ratio("width", width))
+    sizes = {group: portion(units, ratios[group]) for group, units in spec.sizes.items()}
+    return Spec(spec.family, spec.depth, sizes, spec.options)
+
+
+def portion(units: int, ratio: float) -> int:
+    """This share of so many units, rounded up, as HeteroFL, FedRolex and FjORD do; at least one.
+
+    >>> portion(5, 0.5), portion(30, 0.1)  # 30 * 0.1 is a hair more than 3 in floating point
+    (3, 3)
+    """
+    return max(1, math.ceil(round(units * ratio, 9)))
+
+
+def shallow(spec: Spec, depth: Any) -> Spec:
+    """The spec with the first `depth` blocks (of each stage) only; None keeps them all."""
+    spec = complete(spec)
+    if depth is None:
+        return spec
+    kept = door.blocks(spec.family, depth, spec.depth)
+    if any(new > old for new, old in zip(_counts(kept), _counts(spec.depth), strict=True)):
+        raise SettingsError(f"{spec.family}: depth = {depth!r} is deeper than the {spec.depth} there are.")
+    family = FAMILIES[spec.family]
+    left = family.groups(kept, 1, spec.options)
+    return Spec(spec.family, kept, {group: spec.sizes[group] for group in left}, spec.options)
+
+
+def tier_spec(full: Spec, width: float | Mapping[str, float] | None = None, depth: Depth = None) -> Spec:
+    """A tier's network: the full one made shallow, then narrow."""
+    spec = shallow(full, depth)
+    return spec if width is None else narrow(spec, width)
+
+
+def _counts(depth: Depth) -> tuple[int, ...]:
+    return depth if isinstance(depth, tuple) else (depth or 0,)

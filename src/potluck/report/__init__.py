@@ -1,0 +1,13 @@
+"""Tables, charts and the one-page report, read from run folders only."""
+
+from potluck.report.page import render, write_report
+from potluck.report.reading import read
+from potluck.report.records import Curve, Fault, Point, Round, Run, Score, Spread, Tier, Totals
+from potluck.report.summary import Spent, compare_rows, groups, rounds_to, spent
+from potluck.report.tables import compare_table, run_table
+from potluck.report.verdict import verdict
+
+__all__ = [
+    "Curve", "Fault", "Point", "Round", "Run", "Score", "Spent", "Spread", "Tier", "Totals", "compare_rows",
+    "compare_table", "groups", "read", "render", "rounds_to", "run_table", "spent", "verdict", "write_report",
+]  # fmt: skip

@@ -1,0 +1,202 @@
+"""The sections that set several runs side by side."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path as File
+from urllib.parse import quote
+
+from potluck.report.chart import Band, Mark, Path, Series, palette, plot
+from potluck.report.figures import charts, figure, legend, section
+from potluck.report.headline import state
+from potluck.report.markup import Markup, fold, join, table, tag
+from potluck.report.picking import mapping, number, text
+from potluck.report.records import Curve, Line, Run
+from potluck.report.scale import Axis
+from potluck.report.single import ACCURACY, ROUNDS, against, brief
+from potluck.report.summary import TARGETS, Row, Spent, compare_rows, groups, mean_sd, rounds_to, tier_names
+from potluck.report.units import GAP, count, duration, energy, percent, plus_minus, size, size_unit, time_unit, work
+from potluck.report.verdict import LEVEL, lead, verdict
+
+Painted = list[tuple[Series, list[Run]]]
+
+
+def body(runs: Sequence[Run], page: File) -> Markup:
+    """The comparison first, then every run on its own."""
+    painted = list(zip(palette(groups(runs)), groups(runs).values(), strict=True))
+    tiers = tier_names(runs)
+    small = [_curve_figure(name, painted, partial(_tier_curve, name)) for name in tiers]
+    prices = [_traffic_figure(painted), _time_figure(painted)]
+    overall = _curve_figure("Global", painted, lambda run: run.curve)
+    return join(
+        _verdict(runs),
+        _accuracy_table(runs, tiers),
+        _cost_table(runs),
+        section("Learning", _scope(painted, charts(overall, *small, small=len(small) > 3 or len(small) % 3 == 2))),
+        section("What accuracy costs", _scope(painted, charts(*prices)), _target_table(painted)),
+        section("Every run", *(_run(run, page) for run in runs)),
+    )
+
+
+def _tier_curve(name: str, run: Run) -> Curve:
+    tier = run.tier(name)
+    return tier.curve if tier else Curve()
+
+
+def _scope(painted: Painted, *children: Markup) -> Markup:
+    """Charts under one legend: a click hides a method in all of them."""
+    words = "Lines: mean over seeds; bands: ± one standard deviation. A click on a name hides it in all charts here."
+    return tag(
+        "div", tag("p", words, class_="note"), legend([series for series, _ in painted]), *children, data_scope=""
+    )
+
+
+def _verdict(runs: Sequence[Run]) -> Markup | None:
+    said = verdict(runs)
+    return tag("div", *(tag("p", line) for line in said), class_="verdict") if said else None
+
+
+def _accuracy_table(runs: Sequence[Run], tiers: Sequence[str]) -> Markup:
+    rows = compare_rows(runs)
+    columns = [_column(rows, lambda row: row["global"])]
+    columns += [_column(rows, partial(_tier_share, name)) for name in tiers]
+    columns += [_column(rows, partial(_plain, key)) for key in ("clients", "worst", "best")]
+    starts = [[text(row["label"]) + _dagger(row), count(number(row["runs"]))] for row in rows]
+    lines = [[*start, *cells] for start, *cells in zip(starts, *columns, strict=True)]
+    head = ["", "runs", "global", *tiers, "client mean", "worst tenth", "by validation"]
+    notes = ["Final accuracy, mean ± standard deviation over seeds (a single seed has no deviation); green: highest."]
+    notes += ["“By validation” is the accuracy at the round that validation would have chosen."]
+    notes += ["† Scored by its clients, each on its own examples."] * any(map(_dagger, rows))
+    return join(tag("h2", "Accuracy"), table(head, lines), tag("p", " ".join(notes), class_="note"))
+
+
+def _dagger(row: Row) -> str:
+    return " †" if row["scored_on"] == "clients" else ""
+
+
+def _plain(key: str, row: Row) -> object:
+    return row[key]
+
+
+def _tier_share(name: str, row: Row) -> object:
+    return mapping(row["tiers"]).get(name)
+
+
+def _column(rows: list[Row], pick: Callable[[Row], object]) -> list[str]:
+    """A column's cells, the highest marked; methods without a shared model are not ranked against those with one."""
+    ranked = [row for row in rows if row["scored_on"] == "test"] or rows
+    best = lead({text(row["label"]): pick(row) for row in ranked})
+    winner = best.label if best and best.margin >= LEVEL else None
+    cells = ((row["label"] == winner, _share(pick(row))) for row in rows)
+    return [tag("span", cell, class_="best") if won else cell for won, cell in cells]
+
+
+def _cost_table(runs: Sequence[Run]) -> Markup:
+    head = ["", "rounds", "down", "up", "compute", "time in the field", "energy"]
+    groups_ = [("", 2), ("measured", 2), ("modelled", 3)]
+    shown: dict[str, Callable[[float | None], str]] = {
+        "rounds": count,
+        "bytes_down": size,
+        "bytes_up": size,
+        "flops": work,
+        "device_seconds": duration,
+        "joules": energy,
+    }
+    rows = [
+        [text(row["label"]), *(write(_mean(row[key])) for key, write in shown.items())] for row in compare_rows(runs)
+    ]
+    note = "Per run, mean over seeds. Time in the field: the slowest device of every round, summed."
+    return join(tag("h2", "Cost"), table(head, rows, groups_), tag("p", note, class_="note"))
+
+
+def _mean(summary: object) -> float | None:
+    return number(mapping(summary).get("mean"))
+
+
+def _share(summary: object) -> str:
+    return plus_minus(_mean(summary), number(mapping(summary).get("sd")))
+
+
+def _curve_figure(caption: str, painted: Painted, curve: Callable[[Run], Curve]) -> Markup:
+    marks: list[Mark] = []
+    for series, runs in painted:
+        lines = [curve(run).line(lambda point: point.accuracy) for run in runs]
+        marks += _mean_marks(series, [[(done, done, value) for done, value in line] for line in lines])
+    return figure(caption, plot(marks, ROUNDS, ACCURACY, f"Accuracy over rounds: {caption}"))
+
+
+def _mean_marks(series: Series, lines: list[list[tuple[float, float, float]]]) -> list[Mark]:
+    """A line through the means, and a band where there are several: lines hold (slot, x, y), joined by slot."""
+    slots: dict[float, list[tuple[float, float]]] = {}
+    for line in lines:
+        for slot, across, up in line:
+            slots.setdefault(slot, []).append((across, up))
+    path: Line = []
+    edges = []
+    for _, found in sorted(slots.items()):
+        place = sum(across for across, _ in found) / len(found)
+        height = mean_sd(up for _, up in found)
+        mean, sd = number(height["mean"]) or 0.0, number(height["sd"])
+        path.append((place, mean))
+        if sd is not None:
+            edges.append((place, max(0.0, mean - sd), min(1.0, mean + sd)))
+    return [Band(series, edges), Path(series, path)]
+
+
+def _price_figure(
+    caption: str,
+    title: str,
+    painted: Painted,
+    amount: Callable[[Spent], float],
+    unit: Callable[[float], tuple[float, str]],
+) -> Markup:
+    found = {series: [against(run, amount) for run in runs] for series, runs in painted}
+    factor, name = unit(max((x for lines in found.values() for line in lines for x, _ in line), default=0.0))
+    marks: list[Mark] = []
+    for series, lines in found.items():
+        slotted = [[(float(slot), x / factor, y) for slot, (x, y) in enumerate(line)] for line in lines]
+        marks += _mean_marks(series, slotted)
+    return figure(caption, plot(marks, Axis(title, unit=name, count=7, tight=True), ACCURACY, caption))
+
+
+def _traffic_figure(painted: Painted) -> Markup:
+    caption = "Accuracy against traffic, both directions (measured)"
+    return _price_figure(caption, "traffic so far", painted, lambda cost: cost.bytes, size_unit)
+
+
+def _time_figure(painted: Painted) -> Markup:
+    caption = "Accuracy against time in the field (modelled)"
+    return _price_figure(caption, "time so far", painted, lambda cost: cost.device_seconds, time_unit)
+
+
+def _target_table(painted: Painted) -> Markup:
+    """Rounds until each target, per method; how many of its runs got there where not all did."""
+    rows = [[series.label, *(_rounds(runs, target) for target in TARGETS)] for series, runs in painted]
+    note = "First scored round at or above the target, mean over the runs that reached it."
+    head = ["", *(percent(target, 0) for target in TARGETS)]
+    return join(tag("h3", "Rounds to a target"), tag("p", note, class_="note"), table(head, rows))
+
+
+def _rounds(runs: list[Run], target: float) -> str:
+    found = [done for run in runs if (done := rounds_to(run, target)) is not None]
+    if not found:
+        return GAP
+    some = f" ({len(found)} of {len(runs)} runs)" if len(found) < len(runs) else ""
+    return f"{sum(found) / len(found):.3g}{some}"
+
+
+def _run(run: Run, page: File) -> Markup:
+    seed = f", seed {run.seed}" if run.seed is not None else ""
+    own = run.folder / "report.html"
+    link = None
+    if own.exists() and own.resolve() != page.resolve():
+        link = tag("p", tag("a", "The full report of this run", href=_address(own, page)))
+    accuracy = percent(run.curve.final.accuracy) if run.curve.final else "no scores yet"
+    return fold(f"{run.name}: {run.label}{seed} ({run.status}, {accuracy})", state(run), link, brief(run))
+
+
+def _address(own: File, page: File) -> str:
+    """Where a run's own report lies as seen from this page; `./` keeps a name with a colon from reading as a scheme."""
+    return "./" + quote(File(os.path.relpath(own.resolve(), page.resolve().parent)).as_posix())

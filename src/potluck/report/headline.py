@@ -1,0 +1,132 @@
+"""The first things to know about one run: accuracy, spread, traffic, time, energy."""
+
+from __future__ import annotations
+
+from potluck.report.figures import card, cards
+from potluck.report.markup import Markup, table, tag
+from potluck.report.records import Curve, Run, Tier, Totals
+from potluck.report.units import GAP, count, duration, energy, percent, plus_minus, size, work
+
+
+def state(run: Run) -> Markup:
+    """How far a run got, as one line."""
+    planned = f" of {run.planned}" if run.planned is not None else ""
+    seed = f" · seed {run.seed}" if run.seed is not None else ""
+    words = f" {run.label} · {run.done}{planned} rounds{seed}"
+    known = run.status if run.status in {"done", "running", "interrupted", "failed"} else "unknown"
+    return tag("p", tag("span", run.status, class_=f"chip {known}"), words, class_="lede")
+
+
+def numbers(run: Run) -> Markup:
+    """The headline as cards."""
+    totals = run.totals
+    return cards(
+        [
+            _accuracy(run.curve),
+            _clients(run),
+            card(
+                "Traffic (measured)",
+                size(totals.bytes),
+                f"{size(totals.bytes_down)} down",
+                f"{size(totals.bytes_up)} up",
+            ),
+            card("Time in the field (modelled)", duration(run.device_seconds), "slowest device of every round, summed"),
+            card("Energy (modelled)", energy(totals.joules), "all devices together"),
+            card("Time here (measured)", duration(run.seconds), f"{run.done} rounds on the machine that ran this"),
+        ]
+    )
+
+
+def _accuracy(curve: Curve) -> Markup:
+    final, best = curve.final, curve.best
+    title = "Accuracy, mean over clients" if curve.on_clients else "Test accuracy"
+    after = f"after round {final.round}" if final else "no scores yet"
+    chosen = (
+        f"{percent(best.accuracy)} at round {best.round}, chosen by validation"
+        if best and best.accuracy is not None
+        else ""
+    )
+    return card(title, percent(final.accuracy if final else None), after, chosen)
+
+
+def _clients(run: Run) -> Markup:
+    spread = run.curve.final.clients if run.curve.final else None
+    if spread is None or spread.mean is None:
+        return card("Clients", count(run.clients), "no accuracy per client recorded")
+    return card(
+        "Spread over clients",
+        plus_minus(spread.mean, spread.sd),
+        f"worst tenth {percent(spread.worst)}",
+        f"{count(spread.count)} clients, each on its own examples",
+    )
+
+
+def everyone(curve: Curve) -> str:
+    """What to call the score of the whole run."""
+    return "all clients" if curve.on_clients else "global"
+
+
+def tier_table(run: Run) -> Markup:
+    """Accuracy per tier, and over its clients."""
+    head = ["", "clients", "parameters", "final", "by validation", "client mean ± sd", "worst tenth"]
+    rows = [
+        _accuracies(tier.name, tier.clients, tier.parameters, tier.curve)
+        for tier in run.tiers
+        if tier.curve.points or tier.clients
+    ]
+    rows.append(_accuracies(everyone(run.curve), run.clients, None, run.curve))
+    return table(head, rows)
+
+
+def _accuracies(name: str, clients: int | None, parameters: int | None, curve: Curve) -> list[str]:
+    final, best = curve.final, curve.best
+    spread = final.clients if final else None
+    mark = " †" if curve.on_clients else ""
+    return [
+        name,
+        count(clients),
+        count(parameters) if parameters is not None else "",
+        percent(final.accuracy if final else None) + mark,
+        percent(best.accuracy if best else None),
+        plus_minus(spread.mean, spread.sd) if spread else GAP,
+        percent(spread.worst if spread else None),
+    ]
+
+
+def dagger(run: Run) -> Markup | None:
+    """What the dagger says, where one was set."""
+    marked = run.curve.on_clients or any(tier.curve.on_clients for tier in run.tiers)
+    words = "† Models live on the clients: mean over clients, each on its own examples, not one shared test set."
+    return tag("p", words, class_="note") if marked else None
+
+
+def cost_table(run: Run) -> Markup:
+    """What one client's part in one round takes, and what the whole run took."""
+    head = ["", "device", "down", "up", "compute", "memory", "time", "energy", "traffic", "worked", "energy"]
+    groups = [("", 2), ("per client and round: measured", 2), ("modelled", 4), ("whole run: measured", 2)]
+    groups.append(("modelled", 1))
+    rows = [_costs(tier) for tier in run.tiers]
+    return table(head, [*rows, _sum(run.totals)], groups)
+
+
+def _costs(tier: Tier) -> list[str]:
+    one, all_ = tier.accepted, tier.totals
+    each = one.per_visit
+    shape = [f"width {tier.width}" if tier.width else "", f"depth {tier.depth}" if tier.depth else ""]
+    return [
+        tier.name,
+        ", ".join(filter(None, [tier.profile, *shape])) or GAP,
+        size(each(one.bytes_down)),
+        size(each(one.bytes_up)),
+        work(each(one.flops)),
+        size(one.memory),
+        duration(each(one.modelled_seconds)),
+        energy(each(one.joules)),
+        size(all_.bytes),
+        duration(all_.measured_seconds),
+        energy(all_.joules),
+    ]
+
+
+def _sum(totals: Totals) -> list[str]:
+    return ["all", *[""] * 7, size(totals.bytes), duration(totals.measured_seconds), energy(totals.joules)]

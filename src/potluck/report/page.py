@@ -1,0 +1,89 @@
+"""One page that holds everything: no other file, no network, opens from disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from potluck.ledger import FolderError, write_atomically
+from potluck.report import compare, single
+from potluck.report.headline import state
+from potluck.report.markup import Markup, join, tag
+from potluck.report.picking import text
+from potluck.report.reading import read
+from potluck.report.records import Run
+from potluck.report.script import SCRIPT
+from potluck.report.style import CSS
+from potluck.report.summary import groups
+
+# The page may run its own script and style and reach nothing else, whatever a run's names hold.
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+)
+
+
+def write_report(folders: Sequence[Path], to: Path, title: str | None = None) -> Path:
+    """Write the page about one run, or about several side by side, and say where it lies."""
+    runs = [read(folder) for folder in folders]
+    if not runs:
+        raise ValueError("a report needs at least one run folder")
+    _make_room(to)
+    write_atomically(to, render(runs, to, title).encode(errors="replace"))
+    return to
+
+
+def _make_room(to: Path) -> None:
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as fault:
+        words = f"{to.parent}: cannot make the folder: {fault.strerror or fault}. Choose another path for the report."
+        raise FolderError(words) from fault
+
+
+def render(runs: Sequence[Run], page: Path, title: str | None = None) -> str:
+    """The page's text; `page` is where it will lie, for links between reports."""
+    one = runs[0] if len(runs) == 1 else None
+    title = title or (one.name if one else _shared_title(runs))
+    body = single.body(one) if one else compare.body(runs, page)
+    intro = state(one) if one else _overview(runs)
+    return "<!doctype html>\n" + tag(
+        "html",
+        tag(
+            "head",
+            tag("meta", charset="utf-8"),
+            tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+            tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
+            tag("title", f"{title} · Potluck"),
+            tag("style", Markup(CSS)),
+        ),
+        tag("body", _header(title, intro), tag("main", body), _footer(runs), tag("script", Markup(SCRIPT))),
+        lang="en",
+    )
+
+
+def _header(title: str, intro: Markup) -> Markup:
+    dots = (tag("i", style=f"background:var(--c{index})") for index in range(3))
+    brand = tag("div", tag("span", *dots, style="display:inline-flex;gap:3px"), "Potluck report", class_="brand")
+    return tag("header", brand, tag("h1", title), intro)
+
+
+def _shared_title(runs: Sequence[Run]) -> str:
+    names = dict.fromkeys(run.name for run in runs)
+    return next(iter(names)) if len(names) == 1 else f"Comparison of {len(runs)} runs"
+
+
+def _overview(runs: Sequence[Run]) -> Markup:
+    methods = len(groups(runs))
+    unfinished = sum(run.status != "done" for run in runs)
+    words = f"{len(runs)} runs of {methods} {'methods' if methods != 1 else 'method'}"
+    tail = f" · {unfinished} not finished" if unfinished else ""
+    return tag("p", words + tail, class_="lede")
+
+
+def _footer(runs: Sequence[Run]) -> Markup:
+    versions = sorted({text(run.manifest.get("potluck")) for run in runs} - {""})
+    made = f"Runs made with Potluck {', '.join(versions)}." if versions else None
+    words = (
+        "Measured numbers were counted or clocked; modelled ones are computed from the work and the device profiles."
+    )
+    return tag("footer", join(made, " ", words))

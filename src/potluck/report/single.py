@@ -1,0 +1,255 @@
+"""The sections that tell of one run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from potluck.report.chart import Columns, Dots, Mark, Path, Series, palette, plot
+from potluck.report.figures import charts, figure, meters, section
+from potluck.report.headline import cost_table, dagger, everyone, numbers, tier_table
+from potluck.report.markup import Markup, fold, join, table, tag
+from potluck.report.records import Curve, Line, Point, Run, Tier
+from potluck.report.scale import Axis
+from potluck.report.summary import TARGETS, Spent, reached, spent
+from potluck.report.units import count, duration, energy, percent, size, size_unit, time_unit
+
+ROUNDS = Axis("round", "whole", low=0.0, tight=True)
+ACCURACY = Axis("accuracy", "percent")
+DASH = "4 4"
+
+
+def body(run: Run) -> Markup:
+    """Everything about one run, in the order in which one asks."""
+    return join(
+        numbers(run),
+        tier_table(run),
+        dagger(run),
+        section("Learning", charts(accuracy_figure(run), _loss_figure(run))),
+        section("What accuracy costs", charts(*_price_figures(run)), _target_table(run)),
+        section("Cost per tier", *_cost(run)),
+        _closer(run),
+        section("What went wrong", trouble(run)),
+        papers(run),
+    )
+
+
+def brief(run: Run) -> Markup:
+    """One run among several: the numbers, the curve, the trouble, the papers."""
+    return join(
+        numbers(run),
+        tier_table(run),
+        dagger(run),
+        charts(accuracy_figure(run), spread_figure(run)),
+        trouble(run),
+        papers(run),
+    )
+
+
+def tier_series(run: Run) -> list[tuple[Series, Tier]]:
+    """A colour per tier, the same in every chart of a run."""
+    return list(zip(palette(tier.name for tier in run.tiers), run.tiers, strict=True))
+
+
+def overall(run: Run) -> Series:
+    """The line that stands for the whole run: the shared model, or all clients' own."""
+    return Series("whole", everyone(run.curve), "var(--ink)", thick=True)
+
+
+def _curves(run: Run) -> list[tuple[Series, Curve]]:
+    found = [(overall(run), run.curve)] + [(series, tier.curve) for series, tier in tier_series(run)]
+    return [(series, curve) for series, curve in found if curve.final or curve.best]
+
+
+def _pair(
+    series: Series, curve: Curve, test: Callable[[Point], float | None], held_out: Callable[[Point], float | None]
+) -> list[Mark]:
+    """A solid line for the test set, a dashed one for validation."""
+    solid = Path(series, curve.line(test), name=f"{series.label}, {'clients' if curve.on_clients else 'test'}")
+    return [solid, Path(series, curve.line(held_out), DASH, f"{series.label}, validation")]
+
+
+def accuracy_figure(run: Run) -> Markup:
+    """Accuracy over rounds, for all and per tier."""
+    curves = _curves(run)
+    marks = [
+        mark
+        for series, curve in reversed(curves)
+        for mark in _pair(series, curve, lambda p: p.accuracy, lambda p: p.validation.accuracy)
+    ]
+    solid = "Solid: mean over clients" if run.curve.on_clients else "Solid: test"
+    dashed = "; dashed: validation" if any(curve.best for _, curve in curves) else ""
+    note = f"{solid}{dashed}. A click on a name hides it."
+    chart = plot(marks, ROUNDS, ACCURACY, "Accuracy over rounds")
+    return figure("Accuracy", chart, [series for series, _ in curves], note)
+
+
+def _loss_figure(run: Run) -> Markup:
+    training = Series("training", "training", "var(--c6)")
+    lines: list[tuple[Series, Line]] = [
+        (training, [(float(r.number), r.loss) for r in run.rounds if r.loss is not None])
+    ]
+    lines += [(series, curve.line(lambda p: p.test.loss)) for series, curve in _curves(run)]
+    lines = [(series, line) for series, line in lines if line]
+    marks: list[Mark] = [Path(series, line, "2 3" if series is training else "") for series, line in lines]
+    named = [
+        Series("training", "training", "var(--c6)", "2 3") if series is training else series for series, _ in lines
+    ]
+    chart = plot(marks, ROUNDS, Axis("loss", low=0.0), "Loss over rounds")
+    return figure("Loss", chart, named, "Dotted: mean training loss of the round's clients; solid: test loss.")
+
+
+def against(run: Run, amount: Callable[[Spent], float]) -> Line:
+    """Accuracy against what it had cost by then: (amount, accuracy)."""
+    costs = spent(run)
+    line = run.curve.line(lambda point: point.accuracy)
+    return [(amount(costs[int(done)]), value) for done, value in line if int(done) in costs]
+
+
+def _price_figures(run: Run) -> list[Markup]:
+    both = Series("both", "both directions", "var(--ink)", thick=True)
+    down, up = palette(["down: server to clients", "up: clients to server"], start=3)
+    amounts: list[tuple[Series, Callable[[Spent], float]]] = [
+        (both, lambda cost: cost.bytes),
+        (down, lambda cost: cost.bytes_down),
+        (up, lambda cost: cost.bytes_up),
+    ]
+    lines = [(series, against(run, amount)) for series, amount in amounts]
+    factor, unit = size_unit(max((x for _, line in lines for x, _ in line), default=0.0))
+    marks = [Path(series, [(x / factor, y) for x, y in line]) for series, line in lines]
+    chart = plot(marks, Axis("traffic so far", unit=unit, count=7, tight=True), ACCURACY, "Accuracy against traffic")
+    traffic = figure("Accuracy against traffic", chart, [both, down, up], "Bytes of all clients together, measured.")
+    return [traffic, _time_figure(run)]
+
+
+def _time_figure(run: Run) -> Markup:
+    line = against(run, lambda cost: cost.device_seconds)
+    factor, unit = time_unit(max((x for x, _ in line), default=0.0))
+    marks = [Path(overall(run), [(x / factor, y) for x, y in line])]
+    chart = plot(marks, Axis("time so far", unit=unit, count=7, tight=True), ACCURACY, "Accuracy against modelled time")
+    return figure(
+        "Accuracy against time in the field", chart, (), "Modelled: every round lasts as long as its slowest device."
+    )
+
+
+def _target_table(run: Run) -> Markup:
+    """When each target was first met, and what had been spent by then."""
+    costs = spent(run)
+    tiers = [tier for tier in run.tiers if tier.curve.points]
+    rows = []
+    for target in TARGETS:
+        done = reached(run.curve, target)
+        cost = costs.get(done) if done is not None else None
+        bill = [size(cost.bytes), duration(cost.device_seconds), energy(cost.joules)] if cost else [size(None)] * 3
+        rows.append([percent(target, 0), count(done), *(count(reached(tier.curve, target)) for tier in tiers), *bill])
+    head = ["target", everyone(run.curve), *(tier.name for tier in tiers), "traffic", "time", "energy"]
+    groups = [("", 1), ("reached at round", 1 + len(tiers)), ("spent by then, all clients", 3)]
+    note = "First scored round at or above the target. Traffic is measured; time and energy are modelled."
+    return join(tag("h3", "Rounds to a target"), tag("p", note, class_="note"), table(head, rows, groups))
+
+
+def _cost(run: Run) -> list[Markup]:
+    tiers = tier_series(run)
+    each = [(series, tier, tier.accepted) for series, tier in tiers]
+    sizes = [
+        (series, float(tier.parameters), count(tier.parameters))
+        for series, tier in tiers
+        if tier.parameters is not None
+    ]
+    traffic = [(series, t.per_visit(t.bytes), size(t.per_visit(t.bytes))) for series, _, t in each]
+    seconds = [
+        (series, t.per_visit(t.modelled_seconds), duration(t.per_visit(t.modelled_seconds))) for series, _, t in each
+    ]
+    joules = [(series, t.per_visit(t.joules), energy(t.per_visit(t.joules))) for series, _, t in each]
+    bars = [
+        meters("Parameters", sizes, "counted"),
+        meters("Traffic", traffic, "measured, per client and round"),
+        meters("Time", seconds, "modelled, per client and round"),
+        meters("Energy", joules, "modelled, per client and round"),
+    ]
+    words = "Measured: counted or clocked while this ran. Modelled: computed from the work and the device's profile."
+    return [tag("p", words, class_="note"), tag("div", *bars, class_="meters"), cost_table(run)]
+
+
+def _closer(run: Run) -> Markup | None:
+    """Per class and per client, where either was recorded."""
+    found = [made for made in (_class_figure(run), spread_figure(run)) if made]
+    return section("A closer look at the end", charts(*found)) if found else None
+
+
+def _class_figure(run: Run) -> Markup | None:
+    """Accuracy per class after the last scored round: bars for the shared model, dots for the tiers."""
+    marks: list[Mark] = []
+    shown = []
+    for series, curve in _curves(run):
+        final = curve.final
+        values = [
+            (float(index), value)
+            for index, value in enumerate(final.test.per_class if final else ())
+            if value is not None
+        ]
+        if values:
+            tips = [(place, value, f"class {place:g}, {series.label}: {percent(value)}") for place, value in values]
+            whole = series.key == "whole"
+            paint = Series(series.key, series.label, "var(--c6)") if whole else series
+            marks.append(Columns(paint, tips) if whole else Dots(series, tips))
+            shown.append(paint)
+    if not marks:
+        return None
+    chart = plot(
+        marks,
+        Axis("class", "whole", count=10, tight=True),
+        Axis("accuracy", "percent", low=0.0, high=1.0),
+        "Accuracy per class",
+    )
+    return figure("Accuracy per class", chart, shown, "Test set, last scored round. Bars: global; dots: tiers.")
+
+
+def spread_figure(run: Run) -> Markup | None:
+    """Every client's accuracy, sorted: a flat line is a fair model."""
+    marks, shown = [], []
+    for series, tier in tier_series(run):
+        values = sorted(tier.curve.final.clients.values) if tier.curve.final else []
+        if values:
+            last = max(1, len(values) - 1)
+            marks.append(Path(series, [(index / last, value) for index, value in enumerate(values)]))
+            shown.append(series)
+    if not marks:
+        return None
+    chart = plot(marks, Axis("clients", "percent", low=0.0, high=1.0), ACCURACY, "Accuracy of every client, sorted")
+    return figure("Accuracy over clients", chart, shown, "Each tier's clients from worst to best: flat is fair.")
+
+
+def trouble(run: Run) -> Markup:
+    """Replies that did not count and warnings; a plain word where there were none."""
+    totals, parts = run.totals, []
+    lost = f"{count(totals.absent)} absent, {count(totals.quarantined)} quarantined"
+    parts.append(tag("p", f"{count(totals.accepted)} replies accepted, {lost}."))
+    if run.faults:
+        head = ["outcome", "tier", "reason", "times", "rounds"]
+        rows = [
+            [f.outcome, f.tier, f.reason or "no reason given", count(f.times), _span(f.first, f.last)]
+            for f in run.faults
+        ]
+        parts.append(table(head, rows[:30], kind="words"))
+        if len(rows) > 30:
+            parts.append(tag("p", f"{len(rows) - 30} rarer kinds are left out.", class_="note"))
+    if run.warnings:
+        told = (f"round {index}: {said}" if index is not None else said for index, said in run.warnings[:50])
+        title = _plural(len(run.warnings), "warning") + (", the first 50 of them" if len(run.warnings) > 50 else "")
+        parts.append(fold(title, tag("ul", *(tag("li", line) for line in told)), open_=len(run.warnings) <= 5))
+    return join(*parts)
+
+
+def _plural(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _span(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first} to {last}"
+
+
+def papers(run: Run) -> Markup:
+    """What was asked for, and where and with what it ran."""
+    manifest = json.dumps(run.manifest, indent=2, ensure_ascii=False, default=str)
+    return join(fold("Settings", tag("pre", run.settings)), fold("Manifest", tag("pre", manifest)))

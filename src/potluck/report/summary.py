@@ -1,0 +1,124 @@
+"""What runs add up to: rounds to a target, cost so far, and methods side by side over their seeds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from potluck.report.records import Curve, Run
+
+TARGETS = (0.5, 0.8, 0.9, 0.95)
+
+Row = dict[str, object]
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a run had cost by the end of a round."""
+
+    bytes_down: float = 0.0
+    bytes_up: float = 0.0
+    device_seconds: float = 0.0
+    joules: float = 0.0
+
+    @property
+    def bytes(self) -> float:
+        return self.bytes_down + self.bytes_up
+
+
+def spent(run: Run) -> dict[int, Spent]:
+    """The cost so far after every round, from 0 on."""
+    so_far = Spent()
+    costs = {0: so_far}
+    for line in run.rounds:
+        so_far = Spent(
+            so_far.bytes_down + (line.bytes_down or 0.0),
+            so_far.bytes_up + (line.bytes_up or 0.0),
+            so_far.device_seconds + (line.device_seconds or 0.0),
+            so_far.joules + (line.joules or 0.0),
+        )
+        costs[line.number] = so_far
+    return costs
+
+
+def reached(curve: Curve, target: float) -> int | None:
+    """The first scored round whose accuracy is at least the target."""
+    return next((p.round for p in curve.points if p.accuracy is not None and p.accuracy >= target), None)
+
+
+def rounds_to(run: Run, target: float) -> int | None:
+    """The first scored round with this test accuracy; the mean over clients where no shared model is scored."""
+    return reached(run.curve, target)
+
+
+def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs of one method that differ in their seed. Where a label repeats a seed its runs differ in more than that,
+    so the run's name tells them apart, and failing that its folder."""
+    return _split(runs, (lambda run: run.label, lambda run: run.name, lambda run: str(run.folder)))
+
+
+def _split(runs: Sequence[Run], names: Sequence[Callable[[Run], str]], known: str = "") -> dict[str, list[Run]]:
+    sorted_: dict[str, list[Run]] = {}
+    for run in runs:
+        name = names[0](run)
+        sorted_.setdefault(f"{known} · {name}" if known else name, []).append(run)
+    found: dict[str, list[Run]] = {}
+    for label, members in sorted_.items():
+        apart = len({run.seed for run in members}) == len(members)
+        found |= {label: members} if apart or len(names) == 1 else _split(members, names[1:], label)
+    return found
+
+
+def mean_sd(values: Iterable[float | None]) -> Row:
+    """Mean and sample standard deviation of what is known; one value has no deviation."""
+    known = [value for value in values if value is not None]
+    return {
+        "mean": statistics.fmean(known) if known else None,
+        "sd": statistics.stdev(known) if len(known) > 1 else None,
+        "count": len(known),
+    }
+
+
+def _final(curve: Curve | None) -> float | None:
+    return curve.final.accuracy if curve and curve.final else None
+
+
+def _chosen(curve: Curve) -> float | None:
+    """Test accuracy where validation was best."""
+    return curve.best.accuracy if curve.best else None
+
+
+def tier_names(runs: Iterable[Run]) -> list[str]:
+    """Every tier that was scored in any run, in the order of first mention."""
+    return list(dict.fromkeys(tier.name for run in runs for tier in run.tiers if tier.curve.points))
+
+
+def compare_rows(runs: Sequence[Run]) -> list[Row]:
+    """One row per method: mean and sd over its seeds. Plain values throughout, so a row is JSON as it stands."""
+    return [_row(label, members) for label, members in groups(runs).items()]
+
+
+def _row(label: str, runs: list[Run]) -> Row:
+    return {
+        "label": label,
+        "runs": len(runs),
+        "seeds": [run.seed for run in runs],
+        "unfinished": sum(run.status != "done" for run in runs),
+        "rounds": mean_sd(float(run.done) for run in runs),
+        "scored_on": "clients" if any(run.curve.on_clients for run in runs) else "test",
+        "global": mean_sd(_final(run.curve) for run in runs),
+        "best": mean_sd(_chosen(run.curve) for run in runs),
+        "tiers": {
+            name: mean_sd(_final(t.curve if (t := run.tier(name)) else None) for run in runs)
+            for name in tier_names(runs)
+        },
+        "clients": mean_sd(run.curve.final.clients.mean if run.curve.final else None for run in runs),
+        "worst": mean_sd(run.curve.final.clients.worst if run.curve.final else None for run in runs),
+        "bytes_down": mean_sd(run.totals.bytes_down for run in runs),
+        "bytes_up": mean_sd(run.totals.bytes_up for run in runs),
+        "bytes": mean_sd(run.totals.bytes for run in runs),
+        "flops": mean_sd(run.totals.flops for run in runs),
+        "device_seconds": mean_sd(run.device_seconds for run in runs),
+        "joules": mean_sd(run.totals.joules for run in runs),
+    }

@@ -1,0 +1,79 @@
+"""Who did best where, in words: the winner and the margin, never more than the numbers carry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from potluck.report.picking import mapping, number, text
+from potluck.report.records import Run
+from potluck.report.summary import Row, compare_rows, tier_names
+from potluck.report.units import percent
+
+LEVEL = 0.0005
+"""Accuracies closer than this look the same in every table of the report."""
+
+
+@dataclass(frozen=True)
+class Lead:
+    """The best of several means, and how far the next one is behind."""
+
+    label: str
+    mean: float
+    behind: str
+    margin: float
+    sd: float
+    """The larger spread over seeds of the two; 0 where there was one seed."""
+
+    @property
+    def by(self) -> str:
+        if self.margin < LEVEL:
+            return f"level with {self.behind}"
+        small = f", within the seeds' spread of ± {100 * self.sd:.1f}" if self.margin <= self.sd else ""
+        return f"{100 * self.margin:.1f} points above {self.behind}{small}"
+
+
+def verdict(runs: Sequence[Run]) -> list[str]:
+    """Sentences on the final accuracy; none where the runs cannot be set side by side."""
+    rows = compare_rows(runs)
+    if len(rows) < 2 or len({run.classes for run in runs if run.classes is not None}) > 1:
+        return []
+    shared = [row for row in rows if row["scored_on"] == "test"]
+    ranked = shared or rows
+    tiers = {
+        name: lead({text(row["label"]): mapping(row["tiers"]).get(name) for row in ranked}) for name in tier_names(runs)
+    }
+    overall = lead({text(row["label"]): row["global"] for row in ranked})
+    return [*_overall(overall), *_by_tier(tiers), *_cautions(rows, ranked, runs)]
+
+
+def lead(summaries: dict[str, object]) -> Lead | None:
+    """The best mean among {label: mean and sd}; nothing where fewer than two are known."""
+    known = []
+    for label, summary in summaries.items():
+        mean = number(mapping(summary).get("mean"))
+        if mean is not None:
+            known.append((mean, label, number(mapping(summary).get("sd")) or 0.0))
+    if len(known) < 2:
+        return None
+    first, second = sorted(known, key=lambda item: -item[0])[:2]
+    return Lead(first[1], first[0], second[1], first[0] - second[0], max(first[2], second[2]))
+
+
+def _overall(best: Lead | None) -> list[str]:
+    return [f"Best final accuracy: {best.label} with {percent(best.mean)}, {best.by}."] if best else []
+
+
+def _by_tier(tiers: dict[str, Lead | None]) -> list[str]:
+    return [f"On {name}: {best.label} with {percent(best.mean)}, {best.by}." for name, best in tiers.items() if best]
+
+
+def _cautions(rows: list[Row], ranked: list[Row], runs: Sequence[Run]) -> list[str]:
+    found = []
+    left_out = [text(row["label"]) for row in rows if row not in ranked]
+    if left_out:
+        found.append(f"Not ranked: {', '.join(left_out)}, scored by its clients and not on the shared test set.")
+    done = sorted({run.done for run in runs})
+    if len(done) > 1:
+        found.append(f"The runs differ in length: {done[0]} to {done[-1]} rounds done.")
+    return found

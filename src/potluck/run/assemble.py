@@ -1,0 +1,116 @@
+"""From settings to a federation that is ready for round 0: every mistake that can be seen here is refused here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from potluck.core import SERVER, Client, Examples, SettingsError, Spec, Tier
+from potluck.data import Federation, Source, load
+from potluck.engines import ENGINES, Engine, Shard, World
+from potluck.fleet import Crew, profile
+from potluck.learn import Classify
+from potluck.models import Menagerie, make_spec, tier_spec
+from potluck.run import door
+from potluck.run.settings import Experiment, TierSettings
+
+
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """What the server's device holds: the public set to learn from, and its own splits to score on."""
+
+    train: Examples
+    validation: Examples
+    test: Examples
+    labels: tuple[int, ...]
+
+
+class Shelf:
+    """Who has which examples, by client id."""
+
+    def __init__(self, federation: Federation, crew: Crew) -> None:
+        self.public = federation.public
+        self._federation, self._crew = federation, crew
+        everything = tuple(range(federation.classes))
+        self._bench = Bench(federation.public, federation.validation, federation.test, everything)
+
+    def shard(self, client: str) -> Shard:
+        return self._bench if client == SERVER else self._federation.shard(self._crew.index(client))
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """An experiment with everything it needs, not yet started."""
+
+    experiment: Experiment
+    world: World
+    crew: Crew
+    classes: int
+
+    def engine(self) -> Engine:
+        """The engine that the settings ask for, started."""
+        return ENGINES[engine_name(self.experiment)](self.world, self.experiment.run.workers)
+
+    @property
+    def server(self) -> Client:
+        """The server as a client: it uses what the largest tier would."""
+        return Client(SERVER, self.world.zoo.tiers[-1])
+
+
+def engine_name(experiment: Experiment) -> str:
+    """The engine behind "auto": worker processes where there are cores for them."""
+    wanted = experiment.run.engine
+    if wanted != "auto":
+        return wanted
+    return "pool" if sys.platform == "linux" and (os.cpu_count() or 1) > 1 else "serial"
+
+
+def assemble(experiment: Experiment, source: Source | None = None, method: Any = None) -> Setup:
+    """Reads the data, builds the zoo and the method, and checks that they go together.
+
+    `source` and `method` may be given as objects, from Python, in place of what the settings name.
+    """
+    method = method if method is not None else door.method(experiment.method, experiment.local)
+    source = source if source is not None else load(experiment.data)
+    if source.classes < 2:
+        raise SettingsError(f"data '{source.name}' has no classes to tell apart; only classification is known yet.")
+    federation = Federation(source, experiment.data, experiment.seed)
+    full, tiers = networks(experiment, source)
+    zoo = Menagerie(full, tiers)
+    crew = Crew(tiers, federation.clients, experiment.fleet, experiment.seed)
+    method.check(zoo)
+    world = World(method, zoo, Shelf(federation, crew), Classify(source.classes), experiment.seed)
+    return Setup(experiment, world, crew, source.classes)
+
+
+def networks(experiment: Experiment, source: Source) -> tuple[Spec, list[Tier]]:
+    """The server's network, and each tier with its own."""
+    full = _spec(experiment.model, source, "[model]")
+    return full, [_tier(tier, full, source) for tier in experiment.tier]
+
+
+def _tier(settings: TierSettings, full: Spec, source: Source) -> Tier:
+    profile(settings.profile)
+    where = f"tier '{settings.name}'"
+    base = full if settings.model is None else _spec(settings.model, source, where)
+    try:
+        spec = tier_spec(base, settings.width, settings.depth)
+    except SettingsError as fault:
+        raise SettingsError(f"{where}: {fault}") from None
+    return Tier(settings.name, settings.share, settings.width, settings.depth, spec, settings.profile)
+
+
+def _spec(model: Mapping[str, Any], source: Source, where: str) -> Spec:
+    options = dict(model)
+    name = options.pop("name", None)
+    if not isinstance(name, str):
+        raise SettingsError(f'{where} needs a name, such as name = "mlp".')
+    if odd := options.keys() & {"input", "classes"}:
+        raise SettingsError(f"{where}: '{min(odd)}' follows from the data; leave it out.")
+    try:
+        return make_spec(name, input=source.shape, classes=source.classes, **options)
+    except SettingsError as fault:
+        raise SettingsError(f"{where}: {fault}") from None

@@ -1,0 +1,186 @@
+"""The door: where settings are checked, once, and every mistake gets one clear line."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import json
+import math
+import tomllib
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from potluck.core import SettingsError
+from potluck.methods import METHODS
+from potluck.run import toml
+from potluck.run.settings import Experiment
+
+T = TypeVar("T")
+Path_ = tuple[str | int, ...]
+
+
+def read_experiment(path: Path | None, changes: Iterable[str] = ()) -> Experiment:
+    """The experiment of a TOML file (or the built-in one) with ``key=value`` changes applied."""
+    where = str(path) if path else "the built-in experiment"
+    if path:
+        plain, text = toml.read(path)
+    else:
+        text = recipe("digits")
+        plain = tomllib.loads(text)
+    if path and "name" not in plain:
+        plain["name"] = path.stem
+    for change in changes:
+        _change(plain, change)
+    return experiment(plain, where, text)
+
+
+def recipe(name: str) -> str:
+    """The text of a built-in experiment."""
+    return (files("potluck.run") / "recipes" / f"{name}.toml").read_text("utf-8")
+
+
+def experiment(plain: Mapping[str, Any], where: str = "settings", text: str = "") -> Experiment:
+    """Settings as a checked experiment."""
+    return checked(Experiment, plain, where, text)
+
+
+def method(settings: Mapping[str, Any], local: Any, where: str = "settings") -> Any:
+    """The method that [method] asks for, with the experiment's local training."""
+    wanted = settings.get("name")
+    if not isinstance(wanted, str):
+        raise SettingsError(f'{where}: [method] needs a name, such as name = "fedavg".')
+    own = {key: value for key, value in settings.items() if key != "name"}
+    trained = {**dataclasses.asdict(local), **own.pop("local", {})}
+    return checked(_named(wanted, where), {**own, "local": trained}, where, section=("method",))
+
+
+def _named(wanted: str, where: str) -> type[Any]:
+    if wanted in METHODS:
+        return METHODS[wanted]
+    if ":" not in wanted:
+        raise SettingsError(f"{where}: there is no method '{wanted}'.{_near(wanted, METHODS)}")
+    module, _, name = wanted.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as fault:
+        raise SettingsError(f"{where}: method '{wanted}' cannot be imported: {fault}.") from None
+    if not dataclasses.is_dataclass(found) or not isinstance(found, type):
+        raise SettingsError(f"{where}: method '{wanted}' is no dataclass. See docs/writing-a-method.md.")
+    return found
+
+
+def checked(kind: type[T], plain: Mapping[str, Any], where: str, text: str = "", section: Path_ = ()) -> T:
+    """A dataclass made of plain values, or one line that says which setting is wrong and how."""
+    for path, fault in _strangers(kind, plain, ()):
+        raise SettingsError(f"{where}: {_line(text, section + path)}{_in(section + path[:-1])}{fault}")
+    try:
+        found: T = TypeAdapter(kind).validate_json(json.dumps(plain, default=str), strict=True)
+        return found
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = section + tuple(part for part in first["loc"] if not _is_tag(part))
+        raise SettingsError(f"{where}: {_line(text, path)}{_said(path, first)}") from None
+
+
+def _said(path: Path_, error: Any) -> str:
+    message = str(error["msg"])
+    if error["type"] == "value_error":
+        return message.removeprefix("Value error, ") + "."
+    name = ".".join(map(str, path))
+    return f"{name} = {error['input']!r}: {message[:1].lower()}{message[1:]}."
+
+
+def _is_tag(part: str | int) -> bool:
+    """Pydantic adds the name of a union's branch to the path; a reader typed no such thing."""
+    return isinstance(part, str) and (part[:1].isupper() or "[" in part or part in ("int", "float", "str"))
+
+
+def _strangers(kind: Any, plain: Any, path: Path_) -> Iterator[tuple[Path_, str]]:
+    """Settings that no dataclass here knows, and numbers that are none."""
+    if isinstance(plain, float) and not math.isfinite(plain):
+        yield path, f"{path[-1]} = {plain} is no finite number."
+    if isinstance(plain, Mapping):
+        known = _fields(kind, plain)
+        for key, value in plain.items():
+            if known is not None and key not in known:
+                yield (*path, key), f"has no setting '{key}'.{_near(key, known)}"
+            yield from _strangers(known.get(key) if known else None, value, (*path, key))
+    elif isinstance(plain, list | tuple):
+        inner = [part for part in typing.get_args(kind) if part is not Ellipsis]
+        for number, value in enumerate(plain):
+            yield from _strangers(inner[0] if inner else None, value, (*path, number))
+
+
+def _fields(kind: Any, plain: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The settings a dataclass (or the named one of several) knows, with their types; None: anything goes."""
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        hints = typing.get_type_hints(kind)
+        return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    several = [part for part in typing.get_args(kind) if dataclasses.is_dataclass(part)]
+    for part in several:
+        if getattr(part, "name", None) == plain.get("name"):
+            return _fields(part, plain)
+    return None
+
+
+def _near(key: str, known: Iterable[str]) -> str:
+    names = list(known)
+    close = difflib.get_close_matches(key, names, 1)
+    return f" Did you mean '{close[0]}'?" if close else f" There are: {', '.join(names)}."
+
+
+def _in(path: Path_) -> str:
+    names = [str(part) for part in path if isinstance(part, str)]
+    return f"[{'.'.join(names)}] " if names else "the top of the file "
+
+
+def _line(text: str, path: Sequence[str | int]) -> str:
+    found = toml.line_of(text, path) if text and path else None
+    return f"line {found}: " if found else ""
+
+
+def _change(plain: dict[str, Any], change: str) -> None:
+    """Applies one ``a.b=value``; the value is read as TOML, or else as text."""
+    key, equals, given = change.partition("=")
+    if not equals or not key:
+        raise SettingsError(f"--set {change}: write it as key=value, such as --set local.lr=0.05.")
+    value = _read_value(given)
+    *path, last = key.split(".")
+    at: Any = plain
+    for part in path:
+        at = _step(at, part, change)
+    if isinstance(at, list):
+        at[_number(last, at, change)] = value
+    else:
+        at[last] = value
+
+
+def _read_value(given: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {given}")["value"]
+    except tomllib.TOMLDecodeError:
+        return given
+
+
+def _step(at: Any, part: str, change: str) -> Any:
+    if isinstance(at, list):
+        return at[_number(part, at, change)]
+    found = at.setdefault(part, {})
+    if not isinstance(found, dict | list):
+        raise SettingsError(f"--set {change}: '{part}' is a value, not a section.")
+    return found
+
+
+def _number(part: str, rows: list[Any], change: str) -> int:
+    if part.isdigit() and int(part) < len(rows):
+        return int(part)
+    names = [str(row.get("name")) for row in rows if isinstance(row, dict)]
+    if part in names:
+        return names.index(part)
+    raise SettingsError(f"--set {change}: '{part}' is none of {', '.join(names) or 'the rows'} (or a number from 0).")

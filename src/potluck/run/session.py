@@ -1,0 +1,288 @@
+"""Starting, resuming and comparing runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+import re
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from potluck.core import SettingsError, Trouble, settings
+from potluck.data import Source
+from potluck.ledger import RunFolder
+from potluck.run import door, toml
+from potluck.run.assemble import Setup, assemble, engine_name
+from potluck.run.interrupts import Interrupts
+from potluck.run.loop import Loop, Watch
+from potluck.run.settings import Experiment
+
+RUNS = Path("runs")
+
+
+class Silent:
+    """A watch that looks away."""
+
+    def round(self, done: int, scores: Mapping[str, Any] | None, totals: Mapping[str, float]) -> None:
+        pass
+
+    def warn(self, text: str) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to."""
+
+    folder: Path
+    method: str
+    rounds: int
+    seed: int
+    scores: Mapping[str, Any]
+    """The last scores: ``global``, ``tiers``, ``clients``."""
+    totals: Mapping[str, float]
+    weights_sha256: str
+
+    @property
+    def accuracy(self) -> float | None:
+        """Test accuracy of the server's model, or the clients' mean where models live on the clients."""
+        whole = self.scores.get("global")
+        found: float | None = whole["test"]["accuracy"] if whole else (self.scores.get("clients") or {}).get("mean")
+        return found
+
+    def plain(self) -> dict[str, Any]:
+        """One JSON object that says it all."""
+        totals = self.totals
+        return {
+            "run": str(self.folder),
+            "method": self.method,
+            "rounds": self.rounds,
+            "seed": self.seed,
+            "scores": {"global": self.scores.get("global"), "tiers": self.scores.get("tiers")},
+            "bytes_down": int(totals.get("bytes_down", 0)),
+            "bytes_up": int(totals.get("bytes_up", 0)),
+            "seconds": totals.get("seconds", 0.0),
+            "device_seconds": totals.get("device_seconds", 0.0),
+            "joules": totals.get("joules", 0.0),
+            "weights_sha256": self.weights_sha256,
+        }
+
+
+def run(
+    experiment: Experiment | Mapping[str, Any] | None = None,
+    out: Path | str | None = None,
+    *,
+    source: Source | None = None,
+    method: Any = None,
+    watch: Watch | None = None,
+) -> Result:
+    """Runs an experiment from round 0 and keeps everything in a run folder.
+
+    `experiment` is an `Experiment`, or a mapping with the keys of a TOML file; None runs the built-in digits. `source`
+    brings your own data, `method` a method object of your own.
+    """
+    if experiment is None:
+        experiment = door.read_experiment(None)
+    if not isinstance(experiment, Experiment):
+        experiment = door.experiment(experiment)
+    setup = assemble(experiment, source, method)
+    path = Path(out) if out is not None else fresh_folder(experiment)
+
+    def folder() -> RunFolder:
+        text = toml.write(experiment.plain())
+        return RunFolder.create(path, text, manifest(setup), mark(setup), experiment.run.keep)
+
+    return _work(setup, folder, watch or Silent())
+
+
+def resume(
+    path: Path | str,
+    *,
+    rounds: int | None = None,
+    engine: str | None = None,
+    source: Source | None = None,
+    method: Any = None,
+    watch: Watch | None = None,
+) -> Result:
+    """Goes on with a run that was stopped, from its newest good checkpoint; `rounds` and `engine` may be changed."""
+    path = Path(path)
+
+    def folder() -> RunFolder:
+        return opened
+
+    with RunFolder.open(path) as opened:
+        experiment = _changed(_settings_of(opened), rounds, engine)
+        setup = assemble(experiment, source, method)
+        if mark(setup) != opened.mark:
+            raise SettingsError(f"{path}: its settings.toml was changed since it began; start a new run instead.")
+        return _work(setup, folder, watch or Silent())
+
+
+def _settings_of(folder: RunFolder) -> Experiment:
+    plain, text = toml.read(folder.path / "settings.toml")
+    return door.experiment(plain, str(folder.path / "settings.toml"), text)
+
+
+def _changed(experiment: Experiment, rounds: int | None, engine: str | None) -> Experiment:
+    if rounds is not None:
+        experiment = dataclasses.replace(experiment, rounds=rounds)
+    if engine is not None:
+        plain = experiment.plain()
+        plain["run"]["engine"] = engine
+        experiment = door.experiment(plain, "--engine")
+    return experiment
+
+
+def _work(setup: Setup, open_folder: Callable[[], RunFolder], watch: Watch) -> Result:
+    """Runs what is left of a run, and leaves its folder in order whatever happens."""
+    threads = torch.get_num_threads()
+    try:
+        with Interrupts() as stops, closing(setup.engine()) as engine, open_folder() as folder:
+            loop = Loop(setup, engine, folder, watch, stops)
+            found = folder.rewind(watch.warn)
+            if found:
+                loop.restore(found[1])
+                watch.warn(f"resumed at round {found[0]}")
+            folder.update_manifest(status="running", rounds=setup.experiment.rounds)
+            try:
+                loop.run()
+            except BaseException as fault:
+                stopped = isinstance(fault, KeyboardInterrupt)
+                loop.interrupted()
+                folder.update_manifest(status="interrupted" if stopped else "failed", fault=_one_line(fault))
+                raise
+            result = Result(
+                folder.path,
+                str(setup.experiment.method.get("name", type(setup.world.method).__name__)),
+                loop.progress.done,
+                setup.experiment.seed,
+                loop.scores or {},
+                dict(loop.progress.totals),
+                loop.weights(),
+            )
+            folder.update_manifest(status="done", result=result.plain())
+            return result
+    finally:
+        torch.set_num_threads(threads)
+
+
+def compare(
+    experiment: Experiment,
+    out: Path,
+    methods: Sequence[Mapping[str, Any]],
+    seeds: Iterable[int],
+    watcher: Callable[[str, int], Watch],
+) -> list[Result]:
+    """Runs several methods over several seeds on the same data, clients and cohorts; each in its own folder.
+
+    A run that is already there and done is not run again; one that was stopped is resumed.
+    """
+    results = []
+    for seed in seeds:
+        for method in methods:
+            one = experiment.with_method(method, seed)
+            path = out / f"{slug(method)}-s{seed}"
+            watch = watcher(_label(method), seed)
+            if (path / "manifest.json").exists():
+                results.append(resume(path, watch=watch))
+            else:
+                results.append(run(one, path, watch=watch))
+    return results
+
+
+def manifest(setup: Setup) -> dict[str, Any]:
+    """What the run was made with."""
+    experiment, zoo = setup.experiment, setup.world.zoo
+    counts = setup.crew.counts()
+    return {
+        "potluck": version("potluck"),
+        "name": experiment.name,
+        "method": str(experiment.method.get("name")),
+        "label": label(setup.world.method),
+        "seed": experiment.seed,
+        "rounds": experiment.rounds,
+        "engine": engine_name(experiment),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "status": "running",
+        "classes": setup.classes,
+        "clients": setup.crew.clients,
+        "cohort": experiment.cohort,
+        "tiers": [
+            {
+                "name": tier.name,
+                "share": tier.share,
+                "clients": counts[tier.name],
+                "profile": tier.profile,
+                "parameters": zoo.cost(tier.spec, 1).parameters,
+                "width": tier.width,
+                "depth": tier.depth,
+            }
+            for tier in zoo.tiers
+        ],
+    }
+
+
+def mark(setup: Setup) -> str:
+    """The identity of a run: its settings, but for how long it runs and how the work is done."""
+    plain = setup.experiment.plain()
+    for name in ("name", "rounds", "run", "compare", "score"):
+        plain.pop(name)
+    plain["method"] = [type(setup.world.method).__name__, settings(setup.world.method)]
+    plain["full"] = setup.world.zoo.full.plain()
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def label(method: Any) -> str:
+    """A method's name and the settings that are not the default, for people."""
+    told = [
+        f"{field.name}={_brief(getattr(method, field.name))}"
+        for field in dataclasses.fields(method)
+        if field.name != "local" and getattr(method, field.name) != field.default
+    ]
+    return type(method).__name__ + (f" ({', '.join(told)})" if told else "")
+
+
+def _brief(value: Any) -> str:
+    return str(getattr(value, "name", value))
+
+
+def _label(method: Mapping[str, Any]) -> str:
+    own = ", ".join(f"{key}={value}" for key, value in method.items() if key != "name")
+    return f"{method['name']}" + (f" ({own})" if own else "")
+
+
+def slug(method: Mapping[str, Any]) -> str:
+    """A method and its own settings as a folder name."""
+    return re.sub(r"[^A-Za-z0-9.=+-]+", "_", _label(method)).strip("_")
+
+
+def fresh_folder(experiment: Experiment) -> Path:
+    """A folder under runs/ that does not exist yet."""
+    name = re.sub(r"[^\w.-]+", "_", experiment.name)[:80] or "run"
+    base = f"{name}-{experiment.method.get('name', 'run')}-s{experiment.seed}".replace(":", ".")
+    number = 1
+    while (RUNS / (base if number == 1 else f"{base}-{number}")).exists():
+        number += 1
+    return RUNS / (base if number == 1 else f"{base}-{number}")
+
+
+def _one_line(fault: BaseException) -> str:
+    text = str(fault) if isinstance(fault, Trouble) else f"{type(fault).__name__}: {fault}"
+    return " ".join(text.split())[:500]

@@ -1,0 +1,120 @@
+"""An experiment as settings: what a TOML file may say, with a default for everything."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from potluck.core import Local, thawed
+from potluck.data import Data
+from potluck.engines import Gate
+from potluck.fleet import Fleet
+
+
+@dataclass(frozen=True)
+class TierSettings:
+    """A kind of device, under [[tier]]."""
+
+    name: str = "everyone"
+    share: float = 1.0
+    """Its part of the population, relative to the other tiers' shares."""
+    width: float | dict[str, float] | None = None
+    """The part of each layer's units it can train, for all layers or by axis group."""
+    depth: int | tuple[int, ...] | None = None
+    """The blocks it can train; one number per stage where the family has stages."""
+    model: dict[str, Any] | None = None
+    """An architecture of its own instead of a part of [model]; written like [model]."""
+    profile: str = "laptop"
+    """The device it is priced as: `potluck list profiles`."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """When and on whom models are scored, under [score]."""
+
+    every: int = 1
+    """Score after every so many rounds, and after the last."""
+    clients: int = 20
+    """How many clients score the model on their own splits; the same ones each time."""
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or self.clients < 0:
+            raise ValueError("score.every must be at least 1 and score.clients at least 0")
+
+
+@dataclass(frozen=True)
+class Running:
+    """How the work is done, under [run]. Nothing here but `stop_at` and `quorum` can change a result."""
+
+    engine: Literal["auto", "serial", "wire", "pool"] = "auto"
+    """auto: pool where there are several cores and Linux, else serial."""
+    workers: int = 0
+    """Worker processes of the pool; 0: one per core."""
+    checkpoint_every: int = 1
+    """Rounds between checkpoints."""
+    keep: int = 2
+    """Checkpoints kept."""
+    quorum: int = 1
+    """Clients that must answer for a round to count."""
+    retries: int = 3
+    """Further tries at a round that missed its quorum."""
+    stop_at: dict[str, float] = field(default_factory=dict)
+    """End early when a score is reached on the validation set, such as {accuracy = 0.95}."""
+
+    def __post_init__(self) -> None:
+        for name, low in (("workers", 0), ("checkpoint_every", 1), ("keep", 1), ("quorum", 0), ("retries", 0)):
+            if getattr(self, name) < low:
+                raise ValueError(f"run.{name} = {getattr(self, name)} is below {low}")
+        if odd := set(self.stop_at) - {"accuracy"}:
+            raise ValueError(f"run.stop_at knows accuracy, not {', '.join(sorted(odd))}")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `potluck compare` runs when it is not told, under [compare]."""
+
+    methods: tuple[str | dict[str, Any], ...] = ()
+    """Names, or tables with a name and that method's own settings."""
+    seeds: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One experiment, complete."""
+
+    name: str = "digits"
+    seed: int = 0
+    rounds: int = 30
+    cohort: int = 10
+    """Clients asked in each round."""
+    data: Data = Data()
+    model: dict[str, Any] = field(default_factory=lambda: {"name": "mlp"})
+    """The server's network: its name, and what its family wants to know. `potluck list models`."""
+    tier: tuple[TierSettings, ...] = (TierSettings(),)
+    fleet: Fleet = Fleet()
+    method: dict[str, Any] = field(default_factory=lambda: {"name": "fedavg"})
+    """The method's name, and its own settings. `potluck list methods`."""
+    local: Local = Local(epochs=2)
+    """How clients train, under every method alike."""
+    gate: Gate = Gate()
+    score: Scoring = Scoring()
+    run: Running = Running()
+    compare: Comparison = Comparison()
+
+    def __post_init__(self) -> None:
+        for name, low in (("seed", 0), ("rounds", 0), ("cohort", 1)):
+            if getattr(self, name) < low:
+                raise ValueError(f"{name} = {getattr(self, name)} is below {low}")
+        if not self.tier:
+            raise ValueError("there is no [[tier]]; leave the list out for one tier of equal devices")
+
+    def plain(self) -> dict[str, Any]:
+        """Every setting as plain values."""
+        found: dict[str, Any] = thawed(dataclasses.asdict(self))
+        return found
+
+    def with_method(self, method: Mapping[str, Any], seed: int | None = None) -> Experiment:
+        """The same experiment under another method, and perhaps another seed."""
+        return dataclasses.replace(self, method=dict(method), seed=self.seed if seed is None else seed)

@@ -1,0 +1,104 @@
+"""TOML text: reading it with its faults named by line, and writing plain values as it."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from potluck.core import SettingsError
+
+
+def read(path: Path) -> tuple[dict[str, Any], str]:
+    """A settings file's values and its text."""
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise SettingsError(f"{path}: there is no such file. `potluck run` without a file runs the digits.") from None
+    except OSError as fault:
+        raise SettingsError(f"{path}: cannot be read: {fault.strerror}.") from None
+    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise SettingsError(f"{path}: line 1: this is UTF-16. Save it as UTF-8.")
+    if raw.startswith(b"\xef\xbb\xbf"):
+        raise SettingsError(f"{path}: line 1: this begins with a byte-order mark. Save it as UTF-8 without one.")
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as fault:
+        line = raw[: fault.start].count(b"\n") + 1
+        raise SettingsError(f"{path}: line {line}: this is not UTF-8. Save it as UTF-8.") from None
+    try:
+        return tomllib.loads(text), text
+    except tomllib.TOMLDecodeError as fault:
+        raise SettingsError(f"{path}: {_located(str(fault))}.") from None
+
+
+def _located(fault: str) -> str:
+    found = re.fullmatch(r"(?s)(.*) \(at line (\d+), column (\d+)\)", fault)
+    return f"line {found[2]}: {found[1]}" if found else fault
+
+
+def line_of(text: str, path: Sequence[str | int]) -> int | None:
+    """The line on which a setting stands, as well as can be told without parsing."""
+    names = [str(part) for part in path if isinstance(part, str)]
+    number = next((part for part in path if isinstance(part, int)), 0)
+    section, at, seen = "", -1, -1
+    lines = text.splitlines()
+    for index, line in enumerate(lines):
+        if header := re.match(r"\s*\[+\s*([\w.\-]+)\s*\]+", line):
+            section = header[1]
+            seen += section == names[0]
+            continue
+        key = re.match(r"\s*([\w.\-]+)\s*=", line)
+        full = f"{section}.{key[1]}" if key and section else key[1] if key else ""
+        wanted = ".".join(names)
+        if full and (wanted == full or wanted.startswith(full + ".")) and seen in (-1, number):
+            at = index
+    return at + 1 if at >= 0 else None
+
+
+def write(values: Mapping[str, Any]) -> str:
+    """Plain values as TOML; None is left out, as TOML has no word for it."""
+    lines = _pairs(values)
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            lines += ["", f"[{_key(key)}]", *_flat(value)]
+        elif _tables(value):
+            for row in value:
+                lines += ["", f"[[{_key(key)}]]", *_flat(row)]
+    return "\n".join(lines) + "\n"
+
+
+def _pairs(values: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{_key(key)} = {_value(value)}"
+        for key, value in values.items()
+        if value is not None and not isinstance(value, Mapping) and not _tables(value)
+    ]
+
+
+def _flat(values: Mapping[str, Any]) -> list[str]:
+    return [f"{_key(key)} = {_value(value)}" for key, value in values.items() if value is not None]
+
+
+def _tables(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(row, Mapping) for row in value)
+
+
+def _key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{_key(key)} = {_value(item)}" for key, item in value.items() if item is not None)
+        return "{" + inner + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_value(item) for item in value) + "]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)

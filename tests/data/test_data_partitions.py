@@ -1,0 +1,293 @@
+"""Who holds which rows: counts that can be checked by hand, and nothing that depends on the order of asking."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from potluck.core import Examples, SettingsError, dice
+from potluck.data import Data, Federation, Source, from_arrays
+from potluck.data.partition import label_sets
+from potluck.data.pool import apportion, spread
+
+
+def numbered(rows: int = 1000, classes: int = 10, test: int = 0, users: int = 0) -> Source:
+    """Rows that hold their own number; classes in turn; users in turn within each class."""
+    y = np.arange(rows) % classes
+    x = np.arange(rows, dtype=np.float32)[:, None]
+    more = (np.arange(test, dtype=np.float32)[:, None] + 1e6, np.arange(test) % classes) if test else (None, None)
+    return from_arrays(x, y, np.arange(rows) // classes % users if users else None, *more)
+
+
+def ids(examples: Examples) -> list[int]:
+    return [int(value) for value in examples.all()["x"][:, 0].tolist()]
+
+
+def mix(examples: Examples) -> dict[int, int]:
+    return dict(sorted(Counter(examples.column("y").tolist()).items()))
+
+
+def held(federation: Federation) -> list[int]:
+    return [row for index in range(federation.clients) for row in ids(federation.shard(index).train)]
+
+
+ALL = [
+    Data(clients=20),
+    Data(clients=20, samples=7),
+    Data(clients=20, partition="labels"),
+    Data(clients=20, partition="labels", labels=3, samples=8),
+    Data(clients=20, partition="dirichlet", alpha=0.1),
+    Data(clients=20, partition="dirichlet", alpha=0.1, samples=25),
+    Data(clients=7, partition="user"),
+    Data(clients=1000),
+    Data(clients=1000, partition="labels", samples=5),
+    Data(clients=1000, partition="dirichlet", samples=5),
+]
+
+
+@pytest.mark.parametrize("data", ALL)
+def test_the_servers_sets_and_the_clients_rows_are_disjoint(data: Data) -> None:
+    source = numbered(users=10)
+    federation = Federation(source, Data(**{**vars(data), "public": 30}), 3)
+    sets = [ids(federation.test), ids(federation.validation), ids(federation.public)]
+    assert [len(rows) for rows in sets] == [200, 100, 30]
+    together = [row for rows in sets for row in rows]
+    assert len(set(together)) == 330
+    assert not set(together) & set(held(federation))
+
+
+@pytest.mark.parametrize("data", ALL[:7])
+def test_no_row_is_held_twice_while_the_data_suffices(data: Data) -> None:
+    rows = held(Federation(numbered(users=10), data, 3))
+    assert len(rows) == len(set(rows)) > 0
+
+
+@pytest.mark.parametrize("data", [ALL[0], ALL[2], ALL[4], Data(partition="user")])
+def test_divided_data_leaves_no_row_over(data: Data) -> None:
+    assert len(held(Federation(numbered(users=10), data, 3))) == 700
+
+
+@pytest.mark.parametrize("data", ALL)
+def test_a_shard_depends_on_nothing_but_source_settings_seed_and_index(data: Data) -> None:
+    def told(federation: Federation, index: int) -> list[object]:
+        shard = federation.shard(index)
+        return [ids(shard.train), ids(shard.validation), ids(shard.test), shard.labels]
+
+    one, other = (Federation(numbered(users=10), data, 3) for _ in range(2))
+    forwards = [told(one, index) for index in range(7)]
+    backwards = [told(other, index) for index in reversed(range(7))]
+    assert forwards == backwards[::-1]
+    third = Federation(numbered(users=10), data, 4)
+    assert forwards != [told(third, index) for index in range(7)]
+
+
+def test_the_sources_own_test_set_is_the_servers_and_frees_the_training_rows() -> None:
+    federation = Federation(numbered(test=50), Data(), 0)
+    assert ids(federation.test) == list(range(1_000_000, 1_000_050))
+    assert len(federation.validation) == 100
+    assert len(held(federation)) == 900
+
+
+def test_the_servers_sets_have_the_label_mix_of_the_whole() -> None:
+    federation = Federation(numbered(), Data(public=50), 0)
+    for examples, each in ((federation.test, 20), (federation.validation, 10), (federation.public, 5)):
+        assert all(abs(count - each) <= 2 for count in mix(examples).values())
+        assert len(mix(examples)) == 10
+
+
+def test_every_stretch_of_a_spread_order_has_nearly_the_mix_of_the_whole() -> None:
+    kinds = np.array([0] * 80 + [1] * 20)
+    order = spread(kinds, dice(0, "any"))
+    assert sorted(order) == list(range(100))
+    assert all(abs(int(kinds[order[at : at + 10]].sum()) - 2) <= 1 for at in range(0, 100, 10))
+
+
+def test_iid_clients_hold_equally_many_rows_or_one_more() -> None:
+    federation = Federation(numbered(), Data(clients=30), 0)
+    assert Counter(len(federation.shard(index).train) for index in range(30)) == {23: 20, 24: 10}
+
+
+def test_each_client_has_exactly_its_number_of_labels_and_shards_are_equal() -> None:
+    # 70 training rows of each class in 20 * 2 / 10 = 4 shards: 17 or 18 rows of each of 2 labels.
+    federation = Federation(numbered(test=100), Data(clients=20, partition="labels", validation=0.3), 5)
+    owners: Counter[int] = Counter()
+    for index in range(20):
+        shard = federation.shard(index)
+        counts = mix(shard.train)
+        assert tuple(counts) == shard.labels
+        assert len(counts) == 2
+        assert set(counts.values()) <= {16, 17, 18, 19}
+        assert set(mix(shard.test)) == set(counts)
+        owners.update(shard.labels)
+    assert owners == dict.fromkeys(range(10), 4)
+
+
+@pytest.mark.parametrize(("clients", "labels", "classes"), [(20, 2, 10), (7, 3, 10), (9, 4, 5), (3, 2, 10), (6, 5, 5)])
+def test_label_sets_hold_different_labels_and_use_every_class_equally(clients: int, labels: int, classes: int) -> None:
+    sets = label_sets(clients, labels, classes, dice(1, "any"))
+    assert all(len(set(row)) == labels for row in sets.tolist())
+    uses = np.bincount(sets.reshape(-1), minlength=classes)
+    assert uses.max() - uses.min() <= 1
+
+
+def test_samples_bound_what_a_client_with_labels_holds() -> None:
+    federation = Federation(numbered(), Data(clients=20, partition="labels", labels=3, samples=8), 0)
+    counts = [mix(federation.shard(index).train) for index in range(20)]
+    assert all(sorted(count.values()) == [2, 3, 3] for count in counts)
+
+
+def test_a_small_alpha_gives_clients_one_label_and_a_large_one_the_whole_mix() -> None:
+    skewed = Federation(numbered(), Data(clients=10, partition="dirichlet", alpha=1e-4), 0)
+    holders = Counter(label for index in range(10) for label in skewed.shard(index).labels)
+    assert holders == dict.fromkeys(range(10), 1)
+    even = Federation(numbered(), Data(clients=10, partition="dirichlet", alpha=1e6), 0)
+    assert all(set(mix(even.shard(index).train).values()) <= {6, 7, 8} for index in range(10))
+
+
+def test_dirichlet_with_samples_gives_every_client_as_many_in_a_mix_of_its_own() -> None:
+    federation = Federation(numbered(), Data(clients=28, partition="dirichlet", alpha=0.1, samples=25), 0)
+    shards = [federation.shard(index) for index in range(28)]
+    assert [len(shard.train) for shard in shards] == [25] * 28
+    assert len(set(held(federation))) == 700
+    assert min(len(shard.labels) for shard in shards[:10]) <= 3
+
+
+@pytest.mark.parametrize("alpha", [1e-300, 1e-8, 1e8])
+@pytest.mark.parametrize("samples", [None, 5, 200])
+def test_any_alpha_deals_without_trouble(alpha: float, samples: int | None) -> None:
+    federation = Federation(numbered(), Data(clients=10, partition="dirichlet", alpha=alpha, samples=samples), 0)
+    total = sum(len(federation.shard(index).train) for index in range(10))
+    assert total == (700 if samples is None else 10 * samples)
+
+
+def test_clients_without_rows_or_with_one_are_served_all_the_same() -> None:
+    federation = Federation(numbered(), Data(clients=200, partition="dirichlet", alpha=0.01), 0)
+    sizes = Counter(len(federation.shard(index).train) for index in range(200))
+    assert sizes[0] > 0
+    assert sizes[1] > 0
+    empty = next(shard for shard in map(federation.shard, range(200)) if len(shard.train) == 0)
+    assert (len(empty.test), len(empty.validation), empty.labels) == (0, 0, ())
+    assert empty.train.all()["x"].shape == (0, 1)
+    single = next(shard for shard in map(federation.shard, range(200)) if len(shard.train) == 1)
+    assert len(single.labels) == 1
+    assert tuple(mix(single.test)) == single.labels
+
+
+def test_one_client_per_user_who_keeps_all_of_its_own_rows() -> None:
+    source = numbered(users=10)
+    assert source.users is not None
+    federation = Federation(source, Data(clients=50, partition="user"), 0)
+    assert federation.clients == 10
+    seen = set()
+    for index in range(10):
+        shard = federation.shard(index)
+        mine = {int(source.users[row]) for part in (shard.train, shard.validation, shard.test) for row in ids(part)}
+        assert len(mine) == 1
+        seen |= mine
+        # 100 rows a user: a share of 0.2 for testing and 0.1 for validation, give or take one.
+        assert abs(len(shard.test) - 20) <= 1
+        assert abs(len(shard.validation) - 10) <= 1
+        assert len(shard.train) + len(shard.validation) + len(shard.test) == 100
+    assert seen == set(range(10))
+
+
+def test_fewer_clients_than_users_are_a_seeded_choice_of_users() -> None:
+    source = numbered(users=10)
+    assert source.users is not None
+    users = source.users
+
+    def who(seed: int) -> list[int]:
+        federation = Federation(source, Data(clients=4, partition="user", samples=9), seed)
+        assert [len(federation.shard(index).train) for index in range(4)] == [9] * 4
+        return [int(users[ids(federation.shard(index).train)[0]]) for index in range(4)]
+
+    assert len(set(who(0))) == 4
+    assert who(0) == who(0) != who(1)
+
+
+def test_users_keep_own_test_rows_beside_the_sources_test_set() -> None:
+    federation = Federation(numbered(users=10, test=50), Data(partition="user"), 0)
+    assert min(ids(federation.test)) == 1_000_000
+    shard = federation.shard(0)
+    assert abs(len(shard.test) - 20) <= 1
+    assert max(ids(shard.test)) < 1000
+
+
+def test_a_clients_test_rows_follow_its_label_mix_none_twice() -> None:
+    # The client's training rows are 3 of class 0 to 1 of class 1; of 40 test rows 30 and 10.
+    y = [0] * 30 + [1] * 10
+    test = ([[float(n)] for n in range(200)], [0] * 100 + [1] * 100)
+    source = from_arrays([[float(n)] for n in range(40)], y, None, *test)
+    shard = Federation(source, Data(clients=1, validation=0.0, client_test=40), 0).shard(0)
+    assert mix(shard.test) == {0: 30, 1: 10}
+    assert len(set(ids(shard.test))) == 40
+    assert len(shard.validation) == 0
+
+
+def test_a_pool_that_runs_short_of_a_label_keeps_the_mix_and_gives_fewer() -> None:
+    test = ([[float(n)] for n in range(30)], [0] * 12 + [1] * 18)
+    source = from_arrays([[float(n)] for n in range(40)], [0] * 30 + [1] * 10, None, *test)
+    shard = Federation(source, Data(clients=1, validation=0.0), 0).shard(0)
+    assert mix(shard.test) == {0: 12, 1: 4}
+
+
+def test_a_label_that_the_test_set_lacks_is_left_out_of_the_mix() -> None:
+    source = from_arrays([[float(n)] for n in range(40)], [0, 1] * 20, None, [[0.0], [1.0]], [1, 1])
+    assert mix(Federation(source, Data(clients=1), 0).shard(0).test) == {1: 2}
+
+
+def test_apportioning_rounds_the_largest_remainders_up() -> None:
+    assert apportion(np.array([0.5, 0.3, 0.2]), 4).tolist() == [2, 1, 1]
+    assert apportion(np.array([1 / 3, 1 / 3, 1 / 3]), 3).tolist() == [1, 1, 1]
+    assert apportion(np.array([0.0, 0.07 * 10, 0.3]), 100).tolist() == [0, 70, 30]
+
+
+@pytest.mark.parametrize("partition", ["iid", "labels", "dirichlet"])
+def test_a_million_clients_cost_no_more_than_those_who_are_asked(partition: str) -> None:
+    source = numbered()
+    tracemalloc.start()
+    federation = Federation(source, Data(clients=1_000_000, partition=partition, samples=30), 0)  # type: ignore[arg-type]
+    shards = [federation.shard(index) for index in range(0, 1_000_000, 10_000)]
+    assert tracemalloc.get_traced_memory()[1] < 2e6  # one byte for each client would already be half of it
+    tracemalloc.stop()
+    assert [len(shard.train) for shard in shards] == [30] * 100
+    assert len({tuple(ids(shard.train)) for shard in shards}) == 100
+    if partition == "labels":
+        assert all(list(mix(shard.train).values()) == [15, 15] for shard in shards)
+
+
+def test_more_clients_than_rows_draw_twenty_each_unless_told_otherwise() -> None:
+    federation = Federation(numbered(), Data(clients=701), 0)
+    assert len(federation.shard(700).train) == 20
+    assert len(Federation(numbered(), Data(clients=700), 0).shard(699).train) == 1
+
+
+def test_numbers_to_regress_on_can_be_split_evenly_or_by_user_only() -> None:
+    source = from_arrays(np.zeros((100, 2)), np.linspace(0, 1, 100))
+    shard = Federation(source, Data(clients=5, client_test=8), 0).shard(4)
+    assert (len(shard.train), len(shard.test), shard.labels) == (14, 8, ())
+    with pytest.raises(SettingsError, match="needs one class per row"):
+        Federation(source, Data(partition="dirichlet"), 0)
+
+
+def test_settings_at_odds_with_the_data_are_named() -> None:
+    with pytest.raises(SettingsError, match="needs a user column, and arrays has none"):
+        Federation(numbered(), Data(partition="user"), 0)
+    with pytest.raises(SettingsError, match=r"data\.labels = 11, but arrays has 10 classes"):
+        Federation(numbered(), Data(partition="labels", labels=11), 0)
+    with pytest.raises(SettingsError, match="take 1000 of 1000 rows and leave none to train on"):
+        Federation(numbered(), Data(public=700), 0)
+    with pytest.raises(IndexError):
+        Federation(numbered(), Data(clients=5), 0).shard(5)
+
+
+def test_shards_share_the_sources_columns() -> None:
+    source = numbered()
+    shard = Federation(source, Data(), 0).shard(0)
+    assert shard.train.columns["x"].data_ptr() == source.train.columns["x"].data_ptr()
+    assert shard.train.rows is not None
+    assert shard.train.rows.dtype == torch.int64

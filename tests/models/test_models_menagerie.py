@@ -1,0 +1,255 @@
+"""The zoo: what it builds, and what it says of a network without building it."""
+
+import pytest
+import torch
+
+from potluck.core import Axis, Model, SettingsError, Spec, Tier, digest, stream
+from potluck.models import Menagerie, make_spec, tier_spec
+
+DIGITS = {"input": (1, 8, 8), "classes": 10}
+SPECS = {
+    "mlp": make_spec("mlp", **DIGITS),
+    "mlp-running": make_spec("mlp", norm="running", hidden=6, depth=12, **DIGITS),
+    "lenet": make_spec("lenet", **DIGITS),
+    "lenet-28": make_spec("lenet", input=(1, 28, 28), classes=10, norm="running"),
+    "lenet-oblong": make_spec("lenet", input=(3, 36, 20), classes=5, norm="group"),
+    "cnn": make_spec("cnn", **DIGITS),
+    "cnn-running": make_spec("cnn", norm="running", depth=1, width=5, **DIGITS),
+    "resnet": make_spec("resnet14", width=4, **DIGITS),
+    "resnet-bare": make_spec("resnet10", width=3, norm="none", stem="stride4", **DIGITS),
+    "resnet-running": make_spec("resnet10", width=3, norm="running", **DIGITS),
+}
+every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+
+
+def segments(dimension):
+    return dimension if isinstance(dimension, tuple) else (dimension,)
+
+
+@every_spec
+def test_axes_are_as_long_as_the_dimensions_they_describe(spec):
+    zoo = Menagerie(spec)
+    axes, shapes = zoo.axes(spec), zoo.shapes(spec)
+    assert list(axes) == list(shapes)
+    for name, dimensions in axes.items():
+        shape, _ = shapes[name]
+        assert len(dimensions) <= len(shape)
+        for dimension, length in zip(dimensions, shape, strict=False):
+            assert dimension is None or sum(axis.length for axis in segments(dimension)) == length
+
+
+@every_spec
+def test_axes_name_exactly_the_groups_of_the_spec_with_their_sizes(spec):
+    found = {
+        (axis.group, axis.size)
+        for dimensions in Menagerie(spec).axes(spec).values()
+        for dimension in dimensions
+        if dimension is not None
+        for axis in segments(dimension)
+    }
+    assert found == set(spec.sizes.items())
+
+
+@every_spec
+@pytest.mark.parametrize("width", [0.5, 0.3, 0.01])
+def test_a_narrow_network_has_the_shapes_that_its_sizes_say(spec, width):
+    zoo = Menagerie(spec)
+    narrow = zoo.narrow(spec, width)
+    whole, small = zoo.shapes(spec), zoo.shapes(narrow)
+    for name, dimensions in zoo.axes(spec).items():
+        lengths = list(whole[name][0])
+        for place, axis in enumerate(dimensions):
+            if axis is not None:
+                lengths[place] = axis.outer * narrow.sizes[axis.group] * axis.inner
+        assert small[name] == (tuple(lengths), whole[name][1])
+    zoo.build(zoo.fresh(narrow, stream(0)))
+
+
+@every_spec
+def test_shapes_and_buffers_are_those_of_the_live_network(spec):
+    zoo = Menagerie(spec)
+    net = zoo.build(Model(spec), stream(0))
+    assert zoo.shapes(spec) == {name: (tuple(each.shape), each.dtype) for name, each in net.state_dict().items()}
+    assert zoo.buffers(spec) == {name for name, _ in net.named_buffers()}
+
+
+def test_input_channels_and_classes_are_never_cut():
+    axes = Menagerie(SPECS["resnet"]).axes(SPECS["resnet"])
+    assert axes["stem.conv.weight"] == (Axis("stage0", 4), None)
+    assert axes["head.weight"] == (None, Axis("stage3", 32))
+    assert axes["head.bias"] == (None,)
+
+
+def test_both_sides_of_a_residual_sum_share_a_group():
+    axes = Menagerie(SPECS["resnet"]).axes(SPECS["resnet"])
+    first, stream1, stream2 = Axis("stage2.0", 16), Axis("stage1", 8), Axis("stage2", 16)
+    assert axes["body.2.0.first.conv.weight"] == (first, stream1)
+    assert axes["body.2.0.second.conv.weight"] == (stream2, first)
+    assert axes["body.2.0.shortcut.conv.weight"] == (stream2, stream1)
+    assert axes["body.2.1.first.conv.weight"] == (Axis("stage2.1", 16), stream2)
+    assert axes["body.2.1.second.norm.bias"] == (stream2,)
+
+
+def test_a_flattened_map_has_height_times_width_entries_per_channel():
+    axes = Menagerie(SPECS["lenet-28"]).axes(SPECS["lenet-28"])
+    assert axes["body.1.linear.weight"] == (Axis("dense0", 120), Axis("conv1", 16, inner=25))
+    assert axes["body.0.norm.running_var"] == (Axis("conv1", 16),)
+    assert axes["body.0.norm.num_batches_tracked"] == ()
+
+
+@every_spec
+def test_a_fresh_model_depends_on_the_generator_alone(spec):
+    zoo = Menagerie(spec)
+    torch.manual_seed(1)
+    one = zoo.fresh(spec, stream(7, "birth"))
+    torch.manual_seed(2)
+    same, other = zoo.fresh(spec, stream(7, "birth")), zoo.fresh(spec, stream(8, "birth"))
+    assert digest(one.arrays) == digest(same.arrays) != digest(other.arrays)
+    assert digest(zoo.build(Model(spec), stream(7, "birth")).state_dict()) == digest(one.arrays)
+
+
+def test_two_births_from_one_generator_differ():
+    zoo, rng = Menagerie(SPECS["mlp"]), stream(0)
+    assert digest(zoo.fresh(zoo.full, rng).arrays) != digest(zoo.fresh(zoo.full, rng).arrays)
+
+
+def test_neither_birth_nor_build_nor_cost_touches_torch_s_own_generator():
+    zoo = Menagerie(make_spec("resnet10", width=5, norm="running", **DIGITS))
+    before = torch.get_rng_state()
+    model = zoo.fresh(zoo.full, stream(0))
+    zoo.build(model)
+    zoo.build(Model(zoo.full), stream(0))
+    zoo.cost(zoo.full, 4)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_built_network_holds_copies():
+    zoo = Menagerie(SPECS["cnn-running"])
+    model = zoo.fresh(zoo.full, stream(0))
+    before = digest(model.arrays)
+    net = zoo.build(model)
+    assert digest(net.state_dict()) == before
+    for tensor in net.state_dict().values():
+        tensor.zero_()
+    assert digest(model.arrays) == before
+    assert not any(tensor.requires_grad for tensor in model.arrays.values())
+    assert all(weight.requires_grad for weight in net.parameters())
+
+
+def test_a_model_without_arrays_needs_a_generator():
+    zoo = Menagerie(SPECS["mlp"])
+    with pytest.raises(ValueError, match="needs a generator"):
+        zoo.build(Model(zoo.full))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda arrays: arrays.pop("head.bias"), "lack 'head.bias'"),
+        (lambda arrays: arrays.update(more=torch.zeros(1)), "hold 'more'"),
+        (lambda arrays: arrays.update({"head.bias": torch.zeros(3)}), r"'head.bias' has the shape \(3,\)"),
+        (lambda arrays: arrays.update({"head.bias": torch.zeros(10, dtype=torch.long)}), "is of torch.int64"),
+    ],
+)
+def test_arrays_of_another_network_are_refused(change, says):
+    zoo = Menagerie(SPECS["mlp"])
+    arrays = dict(zoo.fresh(zoo.full, stream(0)).arrays)
+    change(arrays)
+    with pytest.raises(ValueError, match=says):
+        zoo.build(Model(zoo.full, arrays))
+
+
+def test_tiers_are_sorted_by_parameters_and_ties_keep_their_order():
+    full = make_spec("mlp", **DIGITS)
+    widths = {"b": 1.0, "a": 0.5, "c": 1.0, "d": 0.25}
+    zoo = Menagerie(full, [Tier(name, spec=tier_spec(full, width)) for name, width in widths.items()])
+    assert [tier.name for tier in zoo.tiers] == ["d", "a", "b", "c"]
+
+
+def test_a_tier_of_another_family_is_welcome_and_an_unknown_one_is_not():
+    full = make_spec("resnet10", **DIGITS)
+    zoo = Menagerie(full, (Tier("large", spec=full), Tier("small", spec=make_spec("lenet", **DIGITS))))
+    assert [tier.name for tier in zoo.tiers] == ["small", "large"]
+    with pytest.raises(SettingsError, match="no model family 'none'"):
+        Menagerie(full, (Tier("unset"),))
+
+
+def test_a_zoo_does_not_change():
+    zoo = Menagerie(Spec("mlp", options=DIGITS))
+    assert zoo.full == SPECS["mlp"]
+    with pytest.raises(AttributeError):
+        zoo.full = SPECS["cnn"]
+    with pytest.raises(TypeError):
+        zoo.shapes(zoo.full)["stem"] = ()
+
+
+def test_blocks_are_counted_in_forward_order_within_the_network():
+    spec = make_spec("resnet", depth=(1, 2, 1, 1), width=4, **DIGITS)
+    zoo = Menagerie(spec)
+    assert zoo.block(spec, "stem.conv.weight") is None
+    assert zoo.block(spec, "head.bias") is None
+    names = [f"body.{place}.first.conv.weight" for place in ("0.0", "1.0", "1.1", "2.0", "3.0")]
+    assert [zoo.block(spec, name) for name in names] == [0, 1, 2, 3, 4]
+    deep = SPECS["mlp-running"]
+    assert (zoo.block(deep, "body.1.norm.running_mean"), zoo.block(deep, "body.11.linear.weight")) == (1, 11)
+    with pytest.raises(KeyError):
+        zoo.block(spec, "body.0.1.first.conv.weight")
+
+
+@pytest.mark.parametrize(
+    ("name", "taps", "channels"),
+    [
+        ("resnet", ("body.0", "body.1", "body.2", "body.3"), [4, 8, 16, 32]),
+        ("lenet", ("stem", "body.0"), [6, 16]),
+        ("cnn", ("body.0", "body.1", "body.2"), [32, 32, 32]),
+        ("mlp", ("body.0", "body.1"), [64, 64]),
+    ],
+)
+def test_taps_are_modules_whose_outputs_have_the_channels_of_their_stage(name, taps, channels):
+    zoo = Menagerie(SPECS[name])
+    net = zoo.build(Model(zoo.full), stream(0))
+    assert zoo.taps(zoo.full) == taps
+    seen = []
+    for tap in taps:
+        net.get_submodule(tap).register_forward_hook(lambda module, given, output: seen.append(output.shape[1]))
+    net(torch.zeros(2, 1, 8, 8))
+    assert seen == channels
+
+
+def test_the_work_of_linear_layers_is_what_one_counts_by_hand():
+    # Layers 3 -> 4 -> 4 -> 2: 36 weights. Forward 2 x 36 per example, as much again for the weights' gradients, and
+    # 2 x 24 for the inputs' (the first layer's input needs none). Kept: the input and two hidden layers, 11 floats.
+    spec = make_spec("mlp", input=(3,), classes=2, hidden=4, depth=1)
+    work = Menagerie(spec).cost(spec, 5)
+    assert work.flops == 5 * (72 + 72 + 48)
+    assert work.activation_bytes == 5 * 11 * 4
+    assert (work.parameters, work.parameter_bytes) == (46, 184)
+
+
+def test_the_work_of_convolutions_is_what_one_counts_by_hand():
+    # On 4x4 maps: 1 -> 2 channels costs 2x16x9x2 = 576, 2 -> 2 costs 1152, the head 8; backward once more for the
+    # weights, and for the inputs of all but the first. Kept: 16 floats of input, two maps of 32, 8 long indices of
+    # the pooling, 2 averages.
+    spec = make_spec("cnn", input=(1, 4, 4), classes=2, width=2, depth=1, norm="none")
+    work = Menagerie(spec).cost(spec, 3)
+    assert work.flops == 3 * (2 * (576 + 1152 + 8) + 1152 + 8)
+    assert work.activation_bytes == 3 * (4 * (16 + 32 + 32 + 2) + 8 * 8)
+
+
+def test_a_norm_s_statistics_do_not_grow_with_the_batch():
+    spec = make_spec("cnn", **DIGITS)
+    zoo = Menagerie(spec)
+    held = [zoo.cost(spec, batch).activation_bytes for batch in (8, 16, 24)]
+    assert held[2] - held[1] == held[1] - held[0]
+    # Four layers keep mean and spread of 32 channels, once per batch.
+    assert held[0] - (held[1] - held[0]) == 4 * 2 * 32 * 4
+
+
+def test_a_narrower_and_a_shallower_network_ask_for_less():
+    full = make_spec("resnet18", width=8, **DIGITS)
+    zoo = Menagerie(full)
+    whole, narrow, shallow = (
+        zoo.cost(spec, 16) for spec in (full, zoo.narrow(full, 0.5), zoo.shallow(full, (1, 1, 1, 1)))
+    )
+    for field in ("flops", "activation_bytes", "parameter_bytes", "parameters"):
+        assert getattr(narrow, field) < getattr(whole, field) > getattr(shallow, field)

@@ -1,0 +1,185 @@
+"""The networks: their counts, their names, their norms."""
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from potluck.core import Model, stream
+from potluck.models import Menagerie, make_spec
+
+NAMES = ("mlp", "lenet", "cnn", "resnet10")
+NORMS = ("static", "running", "group", "none")
+DIGITS = {"input": (1, 8, 8), "classes": 10}
+
+
+def small(name, norm="none", **options):
+    """A little network of each family."""
+    if name.startswith("resnet"):
+        options = {"width": 4, **options}
+    return make_spec(name, norm=norm, **{**DIGITS, **options})
+
+
+def born(spec):
+    return Menagerie(spec).build(Model(spec), stream(0, "test"))
+
+
+def count(spec):
+    return sum(weight.numel() for weight in born(spec).parameters())
+
+
+def test_a_tiny_mlp_has_the_parameters_one_counts_by_hand():
+    # 3x4+4 in the stem, 4x4+4 in the one block, 4x2+2 in the head.
+    assert count(make_spec("mlp", input=(3,), classes=2, hidden=4, depth=1)) == 16 + 20 + 10
+
+
+def test_a_tiny_cnn_has_the_parameters_one_counts_by_hand():
+    # 2x1x9 and a norm of 2+2 in the stem, 2x2x9 and a norm in each of two blocks, 2x3+3 in the head.
+    assert count(make_spec("cnn", input=(1, 8, 8), classes=3, width=2, depth=2)) == 22 + 2 * 40 + 9
+
+
+def test_lenet_has_its_classic_61706_parameters_on_28x28_and_on_32x32():
+    assert count(make_spec("lenet", input=(1, 28, 28), classes=10)) == 61706
+    assert count(make_spec("lenet", input=(1, 32, 32), classes=10)) == 61706
+
+
+def test_resnets_have_the_parameters_of_the_fedin_paper():
+    specs = [make_spec(f"resnet{layers}", input=(3, 32, 32), classes=10) for layers in (10, 14, 18, 22, 26)]
+    counts = [Menagerie(spec).cost(spec, 1).parameters for spec in specs]
+    assert [round(count / 1e6, 3) for count in counts] == [4.903, 10.805, 11.174, 17.075, 17.445]
+    assert round(sum(counts) / 5e6, 3) == 12.280
+
+
+def test_a_stride4_resnet_enters_its_body_as_64x8x8_and_leaves_it_as_a_vector_of_512():
+    net = born(make_spec("resnet10", input=(3, 32, 32), classes=10, stem="stride4"))
+    features = net.stem(torch.zeros(2, 3, 32, 32))
+    assert features.shape == (2, 64, 8, 8)
+    assert net.body(features).shape == (2, 512)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 13, 17), (2, 32, 28)])
+def test_scores_are_head_of_body_of_stem_for_any_input(name, shape):
+    net = born(small(name, input=shape, classes=7)).eval()
+    x = torch.randn(3, *shape, generator=stream(1))
+    assert net(x).shape == (3, 7)
+    assert torch.equal(net(x), net.head(net.body(net.stem(x))))
+
+
+@pytest.mark.parametrize(("name", "least"), [("mlp", 1), ("lenet", 4), ("cnn", 1), ("resnet10", 1)])
+@pytest.mark.parametrize("stem", ["cifar", "stride4"])
+def test_the_smallest_inputs_are_read(name, least, stem):
+    options = {"stem": stem} if name == "resnet10" else {}
+    assert born(small(name, input=(1, least, least), **options))(torch.zeros(2, 1, least, least)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("norm", ["static", "running"])
+@pytest.mark.parametrize(
+    ("name", "shallow", "deep"),
+    [("mlp", 1, 4), ("cnn", 1, 4), ("resnet", (1, 1, 1, 1), (1, 1, 2, 2)), ("resnet", (1, 1, 2, 2), (3, 3, 3, 3))],
+)
+def test_a_shallow_network_s_names_and_shapes_are_among_a_deep_one_s(name, shallow, deep, norm):
+    few, many = (Menagerie(spec).shapes(spec) for spec in (small(name, norm, depth=depth) for depth in (shallow, deep)))
+    assert few.keys() < many.keys()
+    assert all(many[tensor] == few[tensor] for tensor in few)
+
+
+def test_resnet_blocks_are_named_by_stage_and_position():
+    shapes = Menagerie(small("resnet10")).shapes(small("resnet", depth=(1, 1, 2, 1)))
+    blocks = {".".join(name.split(".")[:3]) for name in shapes if name.startswith("body")}
+    assert blocks == {"body.0.0", "body.1.0", "body.2.0", "body.2.1", "body.3.0"}
+    assert "body.0.0.shortcut.conv.weight" not in shapes
+    assert shapes["body.1.0.shortcut.conv.weight"][0] == (8, 4, 1, 1)
+
+
+def test_pooling_does_not_depend_on_the_number_of_blocks_kept():
+    x = torch.randn(2, 1, 16, 16, generator=stream(2))
+    deep = born(small("cnn", depth=5, input=(1, 16, 16)))
+    outputs = []
+    for block in deep.body:
+        outputs.append((outputs[-1] if outputs else deep.stem(x)).detach())
+        outputs[-1] = block(outputs[-1])
+    assert [output.shape[-1] for output in outputs] == [8, 4, 2, 2, 2]
+    shallow = born(small("cnn", depth=2, input=(1, 16, 16)))
+    shallow.load_state_dict({name: deep.state_dict()[name] for name in shallow.state_dict()})
+    assert torch.equal(shallow.body(shallow.stem(x)), outputs[1].mean((2, 3)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("norm", NORMS)
+def test_one_step_of_training_lowers_the_loss_under_every_norm(name, norm):
+    net = born(small(name, norm))
+    x, y = torch.randn(8, 1, 8, 8, generator=stream(3)), torch.arange(8)
+    before = cross_entropy(net(x), y)
+    before.backward()
+    assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in net.parameters())
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight -= 0.01 * weight.grad
+    assert cross_entropy(net(x), y) < before
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("training", [True, False])
+def test_a_single_example_is_survived(name, norm, training):
+    net = born(small(name, norm)).train(training)
+    scores = net(torch.randn(1, 1, 8, 8, generator=stream(4)))
+    cross_entropy(scores, torch.tensor([3])).backward()
+    assert scores.isfinite().all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("norm", NORMS)
+def test_no_examples_give_no_scores(name, norm):
+    assert born(small(name, norm)).eval()(torch.zeros(0, 1, 8, 8)).shape == (0, 10)
+
+
+def test_a_static_norm_that_sees_one_value_applies_its_affine_weights_alone():
+    norm = born(make_spec("mlp", input=(1,), classes=1, hidden=2, norm="static")).stem.norm
+    norm.load_state_dict({"weight": torch.tensor([2.0, 3.0]), "bias": torch.tensor([1.0, -1.0])})
+    assert norm(torch.tensor([[5.0, 7.0]])).tolist() == [[11.0, 20.0]]
+    assert norm(torch.tensor([[5.0, 7.0], [3.0, 7.0]]))[:, 0].tolist() == pytest.approx([3.0, -1.0], abs=1e-4)
+
+
+def test_a_running_norm_that_sees_one_value_uses_its_statistics_and_leaves_them():
+    norm = born(make_spec("mlp", input=(1,), classes=1, hidden=1, norm="running")).stem.norm
+    norm.running_mean.fill_(3.0)
+    norm.running_var.fill_(4.0)
+    assert norm(torch.tensor([[7.0]])).item() == pytest.approx(2.0, abs=1e-4)
+    assert (norm.running_mean.item(), norm.running_var.item(), norm.num_batches_tracked.item()) == (3.0, 4.0, 0)
+
+
+def test_a_static_norm_uses_the_batch_in_evaluation_too():
+    net = born(small("cnn", "static"))
+    x = torch.randn(4, 1, 8, 8, generator=stream(5))
+    assert torch.equal(net.train()(x), net.eval()(x))
+
+
+def test_a_static_network_loads_into_its_running_twin():
+    static, running = (Menagerie(spec).shapes(spec) for spec in (small("resnet10", norm) for norm in NORMS[:2]))
+    assert set(running) - set(static) == {name for name in running if "running_" in name or "num_batches" in name}
+    assert set(static) < set(running)
+
+
+def test_cumulative_statistics_are_the_mean_over_batches():
+    # One feature, batches [1, 3] and [4, 8]: means 2 and 6, variances 2 and 8.
+    norm = born(make_spec("mlp", input=(1,), classes=1, hidden=1, norm="running")).stem.norm
+    norm.momentum = None
+    for batch in ([[1.0], [3.0]], [[4.0], [8.0]]):
+        norm(torch.tensor(batch))
+    assert (norm.running_mean.item(), norm.running_var.item()) == (4.0, 5.0)
+
+
+def test_group_norm_divides_the_channels_of_every_width():
+    zoo = Menagerie(small("cnn", "group"))
+    for width, groups in ((0.03, 1), (0.2, 1), (0.375, 6), (0.5, 8), (1.0, 8)):  # 1, 7, 12, 16, 32 channels
+        spec = zoo.narrow(zoo.full, width)
+        assert born(spec).stem.norm.num_groups == groups
+
+
+def test_the_scaler_divides_by_the_ratio_in_training_alone():
+    net = born(make_spec("mlp", input=(2,), classes=2, hidden=2, scaler=0.25))
+    x = torch.tensor([[1.0, -2.0]])
+    assert net.stem.scaler(x).tolist() == [[4.0, -8.0]]
+    assert net.eval().stem.scaler(x).tolist() == [[1.0, -2.0]]
+    assert not any("scaler" in name for name in net.state_dict())

@@ -1,0 +1,216 @@
+"""Run folders made by hand, for tests and for looking at a page: `python tests/report/made_runs.py demo/`."""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from potluck.ledger import RunFolder
+
+Events = Sequence[Mapping[str, object]]
+
+TIERS = [
+    {
+        "name": "watch",
+        "share": 0.4,
+        "clients": 20,
+        "profile": "watch",
+        "parameters": 1690,
+        "width": 0.25,
+        "depth": None,
+    },
+    {
+        "name": "phone",
+        "share": 0.4,
+        "clients": 20,
+        "profile": "pixel5",
+        "parameters": 6050,
+        "width": 0.5,
+        "depth": None,
+    },
+    {
+        "name": "laptop",
+        "share": 0.2,
+        "clients": 10,
+        "profile": "laptop",
+        "parameters": 22_666,
+        "width": 1.0,
+        "depth": None,
+    },
+]
+SETTINGS = (
+    '[run]\nname = "digits"\nrounds = 20\ncohort = 10\n\n[data]\nset = "digits"\npartition = "dirichlet"\nalpha = 0.3\n'
+)
+SPEED = {"watch": 2e8, "phone": 2e9, "laptop": 2e10}
+WATTS = {"watch": 0.8, "phone": 3.0, "laptop": 20.0}
+
+
+def manifest(label: str = "FedAvg", seed: int = 0, **changes: object) -> dict[str, object]:
+    facts = {"potluck": "0.1.0", "name": "digits", "method": label.lower(), "label": label, "seed": seed, "rounds": 20}
+    facts |= {
+        "engine": "pool",
+        "python": "3.11.9",
+        "torch": "2.13.0",
+        "host": "bench",
+        "started": "2025-01-02T03:04:05",
+    }
+    return {**facts, "status": "done", "classes": 10, "clients": 50, "cohort": 10, "tiers": TIERS, **changes}
+
+
+def write_folder(folder: Path, facts: dict[str, object], events: Events, scores: Events) -> Path:
+    """A run folder with exactly these contents, as the ledger writes it."""
+    with RunFolder.create(folder, SETTINGS, facts, mark="made by hand") as run:
+        for event in events:
+            run.journal.append(event)
+        for line in scores:
+            run.scores.append(line)
+    return folder
+
+
+def task(
+    round_: int, client: str, tier: str, outcome: str = "accepted", reason: str = "", **amounts: float
+) -> dict[str, object]:
+    measured = {key: amounts.get(key, 0) for key in ("bytes_down", "bytes_up")} | {
+        "seconds": amounts.get("seconds", 0.01)
+    }
+    modelled = {key: amounts.get(f"modelled_{key}", 0) for key in ("flops", "memory", "seconds", "joules")}
+    event = {
+        "event": "task",
+        "round": round_,
+        "client": client,
+        "tier": tier,
+        "verb": "train",
+        "key": "",
+        "outcome": outcome,
+    }
+    return event | {"reason": reason, "measured": measured, "modelled": modelled, "loss": 0.3, "samples": 25}
+
+
+def _events(rounds: int, dice: random.Random) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = []
+    for index in range(1, rounds + 1):
+        slowest = 0.0
+        for number in dice.sample(range(50), 10):
+            tier = TIERS[0 if number < 20 else 1 if number < 40 else 2]
+            name, weights = str(tier["name"]), float(str(tier["parameters"]))
+            flops = 6 * weights * 25 * 5
+            seconds = flops / SPEED[name] + 8 * weights / 1e6
+            outcome, reason = dice.choices(
+                [("accepted", ""), ("absent", "battery"), ("absent", "late: 62 s"), ("quarantined", "not finite")],
+                [92, 4, 3, 1],
+            )[0]
+            slowest = max(slowest, seconds)
+            amounts = {
+                "bytes_down": 4 * weights,
+                "bytes_up": 4 * weights if outcome != "absent" else 0,
+                "seconds": 0.02,
+            }
+            modelled = {
+                "modelled_flops": flops,
+                "modelled_memory": 12 * weights,
+                "modelled_seconds": seconds,
+                "modelled_joules": seconds * WATTS[name],
+            }
+            found.append(task(index, f"c{number}", name, outcome, reason, **amounts, **modelled))
+        loss = 2.2 * math.exp(-index / 6) + 0.1 + dice.gauss(0, 0.03)
+        found.append(
+            {
+                "event": "round",
+                "round": index,
+                "seconds": 0.4,
+                "sent": 10,
+                "accepted": 9,
+                "loss": loss,
+                "device_seconds": slowest,
+            }
+        )
+    found.append({"event": "warning", "round": 7, "text": "3 of 10 clients were absent"})
+    found.append({"event": "something new", "round": 7})
+    return found
+
+
+def _score(accuracy: float, dice: random.Random, count: int) -> dict[str, object]:
+    classes = [min(1.0, max(0.0, accuracy + dice.gauss(0, 0.06))) for _ in range(10)]
+    return {"accuracy": accuracy, "loss": 2.4 * (1 - accuracy) + 0.05, "count": count, "per_class": classes}
+
+
+def _spread(accuracy: float, dice: random.Random, count: int) -> dict[str, object]:
+    values = [min(1.0, max(0.0, accuracy + dice.gauss(0, 0.07))) for _ in range(count)]
+    mean = sum(values) / count
+    sd = math.sqrt(sum((value - mean) ** 2 for value in values) / count)
+    worst = sorted(values)[: max(1, count // 10)]
+    return {"mean": mean, "sd": sd, "worst": sum(worst) / len(worst), "count": count, "values": values}
+
+
+def _scores(rounds: int, top: float, pace: float, dice: random.Random, *, shared: bool) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = []
+    for index in range(rounds + 1):
+        reach = 0.1 + (top - 0.1) * (1 - math.exp(-index / pace))
+        tiers: dict[str, object] = {}
+        for lag, tier in zip((0.09, 0.04, 0.0), TIERS, strict=True):
+            level = max(0.1, reach - lag + dice.gauss(0, 0.008))
+            scores = {"validation": _score(level - 0.01, dice, 180), "test": _score(level, dice, 360)} if shared else {}
+            tiers[str(tier["name"])] = scores | {"clients": _spread(level - 0.01, dice, int(str(tier["clients"])))}
+        whole = {"validation": _score(reach - 0.01 + dice.gauss(0, 0.006), dice, 180), "test": _score(reach, dice, 360)}
+        clients = _spread(reach - 0.04, dice, 50)
+        del clients["values"]
+        found.append({"round": index, "global": whole if shared else None, "tiers": tiers, "clients": clients})
+    return found
+
+
+def made_run(
+    folder: Path,
+    label: str = "FedAvg",
+    seed: int = 0,
+    top: float = 0.93,
+    pace: float = 4.0,
+    rounds: int = 20,
+    *,
+    shared: bool = True,
+    **changes: object,
+) -> Path:
+    """A run that looks like one: three tiers, fifty clients, curves that rise to `top`."""
+    dice = random.Random(f"{label} {seed}")
+    top += dice.gauss(0, 0.012)
+    return write_folder(
+        folder, manifest(label, seed, **changes), _events(rounds, dice), _scores(rounds, top, pace, dice, shared=shared)
+    )
+
+
+def made_family(base: Path) -> list[Path]:
+    """Three methods, two seeds each."""
+    methods = [("FedAvg (smallest model)", 0.86, 3.0), ("HeteroFL", 0.925, 4.5), ("FedRolex", 0.945, 6.0)]
+    return [
+        made_run(base / f"{label.split()[0].lower()}-{seed}", label, seed, top, pace)
+        for label, top, pace in methods
+        for seed in (0, 1)
+    ]
+
+
+def main(base: Path) -> None:
+    from potluck.report import write_report
+
+    folders = made_family(base / "runs")
+    hostile = made_run(
+        base / "runs" / "hostile",
+        '<script>alert(1)</script> & "quotes" \'n all',
+        0,
+        name="<img src=x onerror=alert(2)>",
+        rounds=8,
+        status="interrupted",
+    )
+    local = made_run(base / "runs" / "local", "FedMD", 0, 0.88, shared=False)
+    empty = write_folder(base / "runs" / "empty", manifest(status="running"), [], [])
+    print(write_report(folders[4:5], base / "one.html"))
+    print(write_report(folders, base / "several.html"))
+    print(write_report([*folders, hostile, local, empty], base / "mixed.html"))
+    print(write_report([hostile], base / "hostile.html"))
+    print(write_report([local], base / "local.html"))
+    print(write_report([empty], base / "empty.html"))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "demo"))
