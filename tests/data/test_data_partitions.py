@@ -106,6 +106,13 @@ def test_every_stretch_of_a_spread_order_has_nearly_the_mix_of_the_whole() -> No
     assert all(abs(int(kinds[order[at : at + 10]].sum()) - 2) <= 1 for at in range(0, 100, 10))
 
 
+def test_a_kind_with_a_single_row_may_stand_anywhere_in_a_spread_order() -> None:
+    kinds = np.array([0] * 9 + [1])
+    places = [spread(kinds, dice(seed, "any")).tolist().index(9) for seed in range(50)]
+    assert min(places) <= 2
+    assert max(places) >= 7
+
+
 def test_iid_clients_hold_equally_many_rows_or_one_more() -> None:
     federation = Federation(numbered(), Data(clients=30), 0)
     assert Counter(len(federation.shard(index).train) for index in range(30)) == {23: 20, 24: 10}
@@ -226,6 +233,12 @@ def test_a_clients_test_rows_follow_its_label_mix_none_twice() -> None:
     assert mix(shard.test) == {0: 30, 1: 10}
     assert len(set(ids(shard.test))) == 40
     assert len(shard.validation) == 0
+
+
+def test_clients_with_the_same_mix_draw_different_test_rows() -> None:
+    source = from_arrays(np.zeros((40, 1)), [0] * 40, None, [[float(n)] for n in range(200)], [0] * 200)
+    federation = Federation(source, Data(clients=2, validation=0.0, client_test=20), 0)
+    assert set(ids(federation.shard(0).test)) != set(ids(federation.shard(1).test))
 
 
 def test_a_pool_that_runs_short_of_a_label_keeps_the_mix_and_gives_fewer() -> None:

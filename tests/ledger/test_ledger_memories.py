@@ -187,3 +187,33 @@ def test_a_full_disk_keeps_the_older_memories_and_the_commit_can_be_tried_again(
 def test_a_commit_of_nothing_makes_nothing(memories):
     memories.commit(1, {})
     assert not memories.folder.exists()
+
+
+def test_after_a_commit_that_failed_half_way_what_it_left_can_be_forgotten(memories, monkeypatch):
+    memories.commit(1, {"a": b"one"})
+    replace, calls = os.replace, []
+
+    def fail_the_second(source, target):
+        calls.append(target)
+        if len(calls) == 2:
+            raise OSError(5, "Input/output error")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", fail_the_second)
+    with pytest.raises(FolderError, match=r"b@000002.mem: cannot write .* bytes: Input/output error"):
+        memories.commit(2, {"a": b"two", "b": b"two"})
+    assert files(memories) == ["a@000001.mem", "a@000002.mem"]
+    memories.forget_after(1)
+    assert files(memories) == ["a@000001.mem"]
+    assert memories.read("a") == (1, b"one")
+
+
+def test_memories_and_their_names_are_on_the_disk_when_the_commit_returns(memories, monkeypatch):
+    memories.commit(1, {"a": b"one", "b": b"one"})
+    steps = []
+    for step in ("write", "fsync", "replace"):
+        original = getattr(os, step)
+        monkeypatch.setattr(os, step, lambda *a, step=step, original=original: (steps.append(step), original(*a))[1])
+    memories.commit(2, {"a": b"two", "b": b"two"})
+    # A head and a payload each; both files; both names; their two shards and the folder of all shards.
+    assert steps == ["write"] * 4 + ["fsync"] * 2 + ["replace"] * 2 + ["fsync"] * 3

@@ -22,7 +22,7 @@ ROOM = 64 << 20
 """Compressed files may always unfold to this many bytes ..."""
 
 RATIO = 200
-"""... and beyond that to this many times their own size: real data hardly reaches 20, a bomb needs 1000."""
+"""... and beyond that to this many times their own size; a bomb comes near deflate's limit of about 1000."""
 
 _ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip", ".7z", ".rar")
 _CALLS = {"STACK_GLOBAL", "INST", "OBJ", "NEWOBJ", "REDUCE", "BUILD", "STOP"}

@@ -1,7 +1,8 @@
 """Device profiles: what a kind of device can carry, modelled from public specifications.
 
 No figure here was measured. Peak FLOP/s = FP32 operations per cycle (a fused multiply-add counts two) x clock x cores;
-training sustains a small part of it, because phones throttle and small batches leave arithmetic units idle.
+training sustains a small part of it, because phones throttle and small batches leave arithmetic units idle. How small
+a part, the links and the watts are assumptions: replace them by measurements of your own devices where you have any.
 """
 
 from __future__ import annotations

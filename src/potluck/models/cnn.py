@@ -21,7 +21,7 @@ class CNN(Family):
     about = "Small CNN: equal 3x3 convolutions with pooling, then a global average"
     depth = 3
     base = ("width", Option(32, "channels of each convolution"))
-    options = Bag({"norm": norms("static"), "scaler": SCALER})
+    options = Bag({"norm": norms("running"), "scaler": SCALER})
 
     def groups(self, depth: Depth, base: int, options: Options) -> dict[str, int]:
         assert isinstance(depth, int)

@@ -95,13 +95,15 @@ def dense(inside: Side, outside: Axis, options: Options, flatten: bool = False) 
 
 def _layer(
     name: str,
-    weights: nn.Module,
+    weights: nn.Linear | nn.Conv2d,
     outside: Axis,
     options: Options,
     flatten: bool = False,
     relu: bool = True,
     pool: bool = False,
 ) -> nn.Sequential:
+    if relu:
+        _wake(weights)
     steps: dict[str, nn.Module | None] = {
         "flatten": nn.Flatten() if flatten else None,
         name: weights,
@@ -111,6 +113,13 @@ def _layer(
         "pool": nn.MaxPool2d(2) if pool else None,
     }
     return nn.Sequential(OrderedDict((key, step) for key, step in steps.items() if step is not None))
+
+
+def _wake(layer: nn.Linear | nn.Conv2d) -> None:
+    """He's birth for layers in front of a ReLU: torch's own halves the signal at every layer, and deep nets stall."""
+    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
 
 
 def _length(side: Side) -> int:

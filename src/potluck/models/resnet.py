@@ -51,7 +51,7 @@ class ResNet(Family):
     base = ("width", Option(64, "channels of the first stage; the others have 2, 4 and 8 times as many", high=1 << 17))
     options = Bag(
         {
-            "norm": norms("static"),
+            "norm": norms("running"),
             "scaler": SCALER,
             "stem": Option(
                 "cifar", "3x3 convolution at full size, or one that quarters it", choices=("cifar", "stride4")

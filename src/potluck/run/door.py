@@ -150,18 +150,19 @@ def _change(plain: dict[str, Any], change: str) -> None:
     key, equals, given = change.partition("=")
     if not equals or not key:
         raise SettingsError(f"--set {change}: write it as key=value, such as --set local.lr=0.05.")
-    value = _read_value(given)
+    wanted = value(given)
     *path, last = key.split(".")
     at: Any = plain
     for part in path:
         at = _step(at, part, change)
     if isinstance(at, list):
-        at[_number(last, at, change)] = value
+        at[_number(last, at, change)] = wanted
     else:
-        at[last] = value
+        at[last] = wanted
 
 
-def _read_value(given: str) -> Any:
+def value(given: str) -> Any:
+    """A value as it would stand in a TOML file, or else the text itself."""
     try:
         return tomllib.loads(f"value = {given}")["value"]
     except tomllib.TOMLDecodeError:

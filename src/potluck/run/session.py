@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from potluck.core import SettingsError, Trouble, settings
+from potluck.core import SettingsError, Trouble, settings, stream
 from potluck.data import Source
 from potluck.ledger import RunFolder
 from potluck.run import door, toml
@@ -123,14 +123,15 @@ def resume(
         return opened
 
     with RunFolder.open(path) as opened:
-        experiment = _changed(_settings_of(opened), rounds, engine)
+        experiment = _changed(settings_of(opened), rounds, engine)
         setup = assemble(experiment, source, method)
         if mark(setup) != opened.mark:
             raise SettingsError(f"{path}: its settings.toml was changed since it began; start a new run instead.")
-        return _work(setup, folder, watch or Silent())
+        return _work(setup, folder, watch or Silent(), resumed=True)
 
 
-def _settings_of(folder: RunFolder) -> Experiment:
+def settings_of(folder: RunFolder) -> Experiment:
+    """The experiment that a run folder holds."""
     plain, text = toml.read(folder.path / "settings.toml")
     return door.experiment(plain, str(folder.path / "settings.toml"), text)
 
@@ -145,7 +146,7 @@ def _changed(experiment: Experiment, rounds: int | None, engine: str | None) -> 
     return experiment
 
 
-def _work(setup: Setup, open_folder: Callable[[], RunFolder], watch: Watch) -> Result:
+def _work(setup: Setup, open_folder: Callable[[], RunFolder], watch: Watch, resumed: bool = False) -> Result:
     """Runs what is left of a run, and leaves its folder in order whatever happens."""
     threads = torch.get_num_threads()
     try:
@@ -155,6 +156,8 @@ def _work(setup: Setup, open_folder: Callable[[], RunFolder], watch: Watch) -> R
             if found:
                 loop.restore(found[1])
                 watch.warn(f"resumed at round {found[0]}")
+            elif resumed:
+                watch.warn("no checkpoint was written yet: starting at round 0")
             folder.update_manifest(status="running", rounds=setup.experiment.rounds)
             try:
                 loop.run()
@@ -176,6 +179,12 @@ def _work(setup: Setup, open_folder: Callable[[], RunFolder], watch: Watch) -> R
             return result
     finally:
         torch.set_num_threads(threads)
+
+
+def state_of(setup: Setup, fields: Mapping[str, Any]) -> Any:
+    """A method's state, made again from a checkpoint's fields."""
+    method, zoo = setup.world.method, setup.world.zoo
+    return dataclasses.replace(method.init(zoo, stream(setup.world.seed, "init")), **fields)
 
 
 def compare(

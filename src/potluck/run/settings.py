@@ -90,13 +90,13 @@ class Experiment:
     cohort: int = 10
     """Clients asked in each round."""
     data: Data = Data()
-    model: dict[str, Any] = field(default_factory=lambda: {"name": "mlp"})
+    model: dict[str, Any] = field(default_factory=lambda: {"name": "cnn"})
     """The server's network: its name, and what its family wants to know. `potluck list models`."""
     tier: tuple[TierSettings, ...] = (TierSettings(),)
     fleet: Fleet = Fleet()
     method: dict[str, Any] = field(default_factory=lambda: {"name": "fedavg"})
     """The method's name, and its own settings. `potluck list methods`."""
-    local: Local = Local(epochs=2)
+    local: Local = Local(epochs=3, batch=8)
     """How clients train, under every method alike."""
     gate: Gate = Gate()
     score: Scoring = Scoring()

@@ -1,0 +1,67 @@
+"""Reading what a comparison should run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from potluck.core import InputError, SettingsError
+from potluck.run import Experiment, value
+
+
+def methods(experiment: Experiment, given: str | None) -> list[dict[str, Any]]:
+    """The methods to compare, each with its own settings."""
+    if given is not None:
+        wanted = [_read(text) for text in given.split(",") if text.strip()]
+    else:
+        wanted = [{"name": m} if isinstance(m, str) else dict(m) for m in experiment.compare.methods]
+    if not wanted:
+        raise SettingsError("nothing to compare: name methods with --methods a,b or under [compare] methods.")
+    own = experiment.method
+    found = [{**own, **method} if method == {"name": own.get("name")} else method for method in wanted]
+    if len({repr(sorted(method.items(), key=str)) for method in found}) < len(found):
+        raise SettingsError("--methods names the same method twice with the same settings.")
+    return found
+
+
+def _read(text: str) -> dict[str, Any]:
+    name, *pairs = text.strip().split(":")
+    if pairs and "=" not in pairs[0]:
+        name, *pairs = f"{name}:{pairs[0]}", *pairs[1:]
+    method: dict[str, Any] = {"name": name}
+    for pair in pairs:
+        key, equals, given = pair.partition("=")
+        if not equals:
+            raise SettingsError(f"--methods {text}: write a setting as name:key=value.")
+        method[key] = value(given)
+    return method
+
+
+def seeds(experiment: Experiment, given: str | None) -> list[int]:
+    """The seeds to run."""
+    if given is None:
+        return list(experiment.compare.seeds) or [experiment.seed]
+    try:
+        return [int(seed) for seed in given.split(",")]
+    except ValueError:
+        raise SettingsError(f"--seeds {given}: write whole numbers, such as --seeds 0,1,2.") from None
+
+
+def fresh(name: str) -> Path:
+    """A folder for a comparison that does not exist yet."""
+    number, path = 1, Path("runs") / f"{name}-compare"
+    while path.exists():
+        number += 1
+        path = Path("runs") / f"{name}-compare-{number}"
+    return path
+
+
+def run_folders(given: list[Path]) -> list[Path]:
+    """Every run among these folders and right below them."""
+    found: list[Path] = []
+    for folder in given:
+        below = sorted(folder.iterdir()) if folder.is_dir() else []
+        found += [path for path in (folder, *below) if (path / "manifest.json").is_file()]
+    if not found:
+        raise InputError(f"{given[0]} is no run folder and holds none; `potluck run` makes one.")
+    return list(dict.fromkeys(found))

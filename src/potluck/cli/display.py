@@ -1,0 +1,146 @@
+"""What a person sees: live progress on a terminal, plain lines elsewhere, tables at the end."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from potluck.run import Result
+
+OUT = Console()
+ERR = Console(stderr=True)
+
+
+class Lines:
+    """Plain lines, one a scored round; at most one every so many seconds, and always the last."""
+
+    def __init__(self, rounds: int, title: str, pause: float = 0.5) -> None:
+        self.rounds, self.title, self.pause = rounds, title, pause
+        self.started = self.last = time.monotonic()
+
+    def round(self, done: int, scores: Mapping[str, Any] | None, totals: Mapping[str, float]) -> None:
+        now = time.monotonic()
+        if done < self.rounds and (now - self.last < self.pause or scores is None):
+            return
+        self.last = now
+        left = (now - self.started) / max(done, 1) * (self.rounds - done)
+        print(f"{self.title}: round {done}/{self.rounds}  {told(scores, totals)}  {left:.0f} s left", file=ERR.file)
+
+    def warn(self, text: str) -> None:
+        print(f"{self.title}: {text}", file=ERR.file)
+
+
+class Bar:
+    """A live bar with what is known so far."""
+
+    def __init__(self, progress: Progress, task: Any, rounds: int) -> None:
+        self.progress, self.task, self.rounds = progress, task, rounds
+
+    def round(self, done: int, scores: Mapping[str, Any] | None, totals: Mapping[str, float]) -> None:
+        self.progress.update(self.task, completed=done)
+        if scores:
+            self.progress.update(self.task, told=told(scores, totals))
+
+    def warn(self, text: str) -> None:
+        self.progress.console.print(text, markup=False, style="yellow")
+
+
+def told(scores: Mapping[str, Any] | None, totals: Mapping[str, float]) -> str:
+    """Accuracy per tier and bytes so far, in a few words."""
+    words = []
+    if scores:
+        whole = scores.get("global")
+        if whole:
+            words.append(f"accuracy {whole['test']['accuracy']:.1%}")
+        elif scores.get("clients"):
+            words.append(f"clients' mean {scores['clients']['mean']:.1%}")
+        for name, tier in scores["tiers"].items():
+            shown = (tier.get("test") or {}).get("accuracy", (tier.get("clients") or {}).get("mean"))
+            words.append(f"{name} {shown:.1%}" if shown is not None else f"{name} none")
+    return "  ".join([*words, size(totals.get("bytes_down", 0) + totals.get("bytes_up", 0))])
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[told]}"),
+        TimeRemainingColumn(),
+        console=ERR,
+    )
+
+
+@contextmanager
+def watching(rounds: int, title: str) -> Iterator[Lines | Bar]:
+    """Someone to watch one run."""
+    if not ERR.is_terminal:
+        yield Lines(rounds, title)
+        return
+    with _progress() as progress:
+        yield Bar(progress, progress.add_task(title, total=rounds, told="starting"), rounds)
+
+
+@contextmanager
+def comparing(rounds: int, count: int) -> Iterator[Callable[[str, int], Lines | Bar]]:
+    """Someone to watch many runs: one bar or one set of lines each."""
+    if not ERR.is_terminal:
+        yield lambda label, seed: Lines(rounds, f"{label} seed {seed}", pause=3.0)
+        return
+    with _progress() as progress:
+        yield lambda label, seed: Bar(
+            progress, progress.add_task(f"{label} seed {seed}", total=rounds, told="starting"), rounds
+        )
+
+
+def result(found: Result, as_json: bool) -> None:
+    """What a run came to, and where it lies."""
+    if as_json:
+        print(json.dumps(found.plain(), allow_nan=False))
+        return
+    from potluck.report import read, run_table
+
+    show(run_table(read(found.folder)))
+    say(f"folder: {found.folder}")
+    say(f"next:   potluck report {found.folder}")
+
+
+def listed(what: str, rows: list[dict[str, Any]]) -> None:
+    """Rows as a table."""
+    table = Table(title=what, title_justify="left", show_lines=any("settings" in row for row in rows))
+    for column in rows[0]:
+        table.add_column(column, no_wrap=column == "name")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
+    show(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={item['name'] if isinstance(item, dict) else item}" for key, item in value.items())
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def show(table: Table) -> None:
+    OUT.print(table)
+
+
+def say(text: str) -> None:
+    OUT.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,75 @@
+"""The way in and the way out: one line for every mistake, and an exit code that says which kind it was."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Sequence
+
+INTERRUPTED = 130
+RESOURCE = 6
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line; ``--debug`` anywhere shows tracebacks."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    given = [argument for argument in given if argument != "--debug"]
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # so that `name = "my_module:MyMethod"` finds a file beside the settings
+    try:
+        code = _called(given)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except Exception as fault:
+        if debug:
+            raise
+        code = _told(fault)
+    _leave(code)
+
+
+def _called(given: list[str]) -> int:
+    import typer
+
+    from potluck.cli.app import app
+
+    # Typer may bring click or its own copy of it; the common parent of its usage errors is the same in both.
+    mistake: type[Exception] = typer.BadParameter.__mro__[2]
+    try:
+        code = app(given or ["--help"], standalone_mode=False, prog_name="potluck")
+        return code if isinstance(code, int) else 0
+    except typer.Abort:
+        return INTERRUPTED
+    except typer.Exit as left:
+        return int(left.exit_code)
+    except mistake as fault:
+        said = str(getattr(fault, "message", fault))
+        print(f"potluck: {' '.join(said.split())} Try `potluck --help`.", file=sys.stderr)
+        return int(getattr(fault, "exit_code", 2))
+
+
+def _told(fault: Exception) -> int:
+    """Says what went wrong in one line, and returns the exit code for it."""
+    if isinstance(fault, MemoryError) or "not enough memory" in str(fault):
+        print("potluck: out of memory. Use fewer workers (--set run.workers=1) or a smaller model.", file=sys.stderr)
+        return RESOURCE
+    code = getattr(fault, "exit_code", None)
+    if isinstance(code, int):
+        print(f"potluck: {' '.join(str(fault).split())}", file=sys.stderr)
+        return code
+    if isinstance(fault, OSError) and fault.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE):
+        print(f"potluck: {fault.filename or 'the disk'}: {fault.strerror}.", file=sys.stderr)
+        return RESOURCE
+    text = " ".join(str(fault).split())
+    print(f"potluck: {type(fault).__name__}: {text} (an error of ours; --debug shows where)", file=sys.stderr)
+    return 1
+
+
+def _leave(code: int) -> None:
+    """Exits; a reader that closed our output early (`| head`) is no error."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise SystemExit(code)

@@ -1,0 +1,54 @@
+"""Taking a trained model out of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from potluck.core import SERVER, Client, InputError, Model, SettingsError, unpack
+from potluck.ledger import CheckpointError, RunFolder
+from potluck.models import save
+from potluck.run.assemble import Setup, assemble
+from potluck.run.session import settings_of, state_of
+
+
+def export(folder: Path | str, to: Path | str, tier: str | None = None, client: str | None = None) -> Model:
+    """Writes what a tier (or one client) would use today as ``model.safetensors`` and ``model.json``."""
+    with RunFolder.open(Path(folder)) as opened:
+        found = opened.checkpoints.latest(lambda text: None)
+        if found is None:
+            raise CheckpointError(f"{folder} holds no checkpoint yet; let it finish a round first")
+        setup = assemble(settings_of(opened))
+        state = state_of(setup, unpack(found[1])["state"])
+        kept = opened.memories.read(client) if client else None
+    model = _of_client(setup, state, client, kept) if client else _of_tier(setup, state, tier)
+    save(Path(to), model)
+    return model
+
+
+def _of_tier(setup: Setup, state: Any, name: str | None) -> Model:
+    tiers = {tier.name: tier for tier in setup.world.zoo.tiers}
+    if name is not None and name not in tiers:
+        raise SettingsError(f"--tier {name}: this run has the tiers {', '.join(tiers)}.")
+    chosen = tiers[name] if name else setup.world.zoo.tiers[-1]
+    model: Model | None = setup.world.method.serve(state, Client(SERVER, chosen), setup.world.zoo)
+    if model is None:
+        kind = type(setup.world.method).__name__
+        raise InputError(
+            f"{kind} has no model for tier '{chosen.name}' on the server; try --client c0, or another tier."
+        )
+    return model
+
+
+def _of_client(setup: Setup, state: Any, id: str, kept: tuple[int, bytes] | None) -> Model:
+    try:
+        who = setup.crew.client(setup.crew.index(id), 0)
+    except ValueError as fault:
+        raise SettingsError(f"--client {id}: {fault}.") from None
+    served: Model | None = setup.world.method.serve(state, who, setup.world.zoo)
+    if served is not None:
+        return served
+    own = unpack(kept[1]).get("model") if kept else None
+    if not isinstance(own, Model):
+        raise InputError(f"client {id} has no model of its own in this run; it never trained.")
+    return own
