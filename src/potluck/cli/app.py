@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -121,8 +120,8 @@ def compare(
     runs = [read_run(result.folder) for result in results]
     page = write_report([result.folder for result in results], folder / "report.html", title=experiment.name)
     if format is Format.json:
-        rows = {"report": str(page), "runs": [r.plain() for r in results], "rows": compare_rows(runs)}
-        print(json.dumps(rows, allow_nan=False, default=str))
+        rows = compare_rows(runs)
+        display.print_json({"report": str(page), "runs": [r.plain() for r in results], "rows": rows})
         return
     display.show(compare_table(runs))
     display.say(f"report: {page}")
@@ -168,9 +167,9 @@ def list_things(
 
     rows: list[dict[str, Any]] = listing.rows(what.value)
     if format is Format.json:
-        print(json.dumps(rows))
+        display.print_json(rows)
         return
-    display.listed(what.value, rows)
+    display.listed(what.value, listing.shown(what.value, rows))
 
 
 @app.callback(invoke_without_command=True)

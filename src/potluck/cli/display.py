@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -59,13 +61,17 @@ def told(scores: Mapping[str, Any] | None, totals: Mapping[str, float]) -> str:
     if scores:
         whole = scores.get("global")
         if whole:
-            words.append(f"accuracy {whole['test']['accuracy']:.1%}")
+            words.append(f"accuracy {_share(whole['test']['accuracy'])}")
         elif scores.get("clients"):
-            words.append(f"clients' mean {scores['clients']['mean']:.1%}")
+            words.append(f"clients' mean {_share(scores['clients']['mean'])}")
         for name, tier in scores["tiers"].items():
             shown = (tier.get("test") or {}).get("accuracy", (tier.get("clients") or {}).get("mean"))
-            words.append(f"{name} {shown:.1%}" if shown is not None else f"{name} none")
+            words.append(f"{name} {_share(shown)}")
     return "  ".join([*words, size(totals.get("bytes_down", 0) + totals.get("bytes_up", 0))])
+
+
+def _share(value: float | None) -> str:
+    return "none" if value is None else f"{value:.1%}"
 
 
 def size(count: float) -> str:
@@ -113,7 +119,7 @@ def comparing(rounds: int, count: int) -> Iterator[Callable[[str, int], Lines | 
 def result(found: Result, as_json: bool) -> None:
     """What a run came to, and where it lies."""
     if as_json:
-        print(json.dumps(found.plain(), allow_nan=False))
+        print_json(found.plain())
         return
     from potluck.report import read, run_table
 
@@ -122,20 +128,29 @@ def result(found: Result, as_json: bool) -> None:
     say(f"next:   potluck report {found.folder}")
 
 
-def listed(what: str, rows: list[dict[str, Any]]) -> None:
+def print_json(value: Any) -> None:
+    """One line of JSON; a number that is not finite, such as the loss of a run that diverged, becomes null."""
+    print(json.dumps(_finite(value), allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def listed(what: str, rows: list[dict[str, str]]) -> None:
     """Rows as a table."""
-    table = Table(title=what, title_justify="left", show_lines=any("settings" in row for row in rows))
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in rows[0]:
         table.add_column(column, no_wrap=column == "name")
     for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
+        table.add_row(*row.values())
     show(table)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{key}={item['name'] if isinstance(item, dict) else item}" for key, item in value.items())
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    if what == "profiles":
+        say("Every figure is modelled; --format json says from what.")
 
 
 def show(table: Table) -> None:

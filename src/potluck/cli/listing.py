@@ -55,5 +55,27 @@ def _profiles() -> list[dict[str, Any]]:
     return [asdict(profile) for profile in PROFILES.values()]
 
 
+def shown(what: str, found: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """The rows with figures in units that people read."""
+    if what != "profiles":
+        return [{key: _cell(value) for key, value in row.items()} for row in found]
+    return [
+        {
+            "name": row["name"],
+            "memory": f"{row['memory'] / 1e9:.0f} GB",
+            "training": f"{row['flops'] / 1e9:.3g} GFLOP/s",
+            "down / up": f"{row['down'] / 1e6:.0f} / {row['up'] / 1e6:.0f} Mbit/s",
+            "watts": f"{row['train_watts']:g} + {row['radio_watts']:g} radio",
+        }
+        for row in found
+    ]
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={item['name'] if isinstance(item, dict) else item}" for key, item in value.items())
+    return str(value)
+
+
 def _first_line(thing: object) -> str:
     return (thing.__doc__ or "").strip().splitlines()[0]

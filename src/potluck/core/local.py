@@ -41,12 +41,16 @@ class Local:
             ("batch", 1),
             ("momentum", 0.0),
             ("weight_decay", 0.0),
+            ("eps", 0.0),
+            ("factor", 0.0),
             ("horizon", 1),
         ):
             if getattr(self, name) < low:
                 raise ValueError(f"local.{name} = {getattr(self, name)} is below {low}")
         if self.clip is not None and self.clip <= 0:
             raise ValueError(f"local.clip = {self.clip} must be above 0; leave it out for no clipping")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"local.betas = {list(self.betas)} must lie between 0 and 1, 1 excluded")
         if self.steps is not None and self.steps < 0:
             raise ValueError(f"local.steps = {self.steps} is below 0")
 

@@ -7,6 +7,7 @@ for the body; truth values are packed eight to a byte. ``unpack`` checks every l
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -64,7 +65,7 @@ def unpack(data: bytes, most: int = MOST_BYTES) -> Any:
         raise MessageError(f"a message of {len(body)} names; at most {MOST_NAMES} are read")
     try:
         return _back(head, body)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, RecursionError) as fault:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, OverflowError) as fault:
         raise MessageError(f"a damaged message: {type(fault).__name__} {fault}") from None
 
 
@@ -146,7 +147,7 @@ def _load(node: dict[str, Any], body: dict[str, Tensor]) -> Tensor:
     if "bits" not in node:
         return tensor
     shape = [int(length) for length in node["bits"]]
-    count = int(np.prod(shape, dtype=np.int64))
+    count = math.prod(shape)
     if tensor.dtype is not torch.uint8 or tensor.numel() != (count + 7) // 8:
         raise MessageError(f"{tensor.numel()} bytes of bits for the shape {shape}")
     return torch.from_numpy(np.unpackbits(tensor.numpy(), count=count).astype(bool)).reshape(shape)

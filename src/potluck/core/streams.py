@@ -6,7 +6,7 @@ same numbers, in any order and on any machine; so nothing random is ever saved.
 
 from __future__ import annotations
 
-import zlib
+from hashlib import blake2b
 from typing import TypeAlias
 
 import numpy as np
@@ -15,18 +15,18 @@ import torch
 Key: TypeAlias = "str | int"
 
 
-def entropy(seed: int, *key: Key) -> np.random.SeedSequence:
-    """The seed sequence of one stream."""
-    words = [part if isinstance(part, int) else zlib.crc32(part.encode()) + (1 << 32) for part in key]
-    return np.random.SeedSequence(seed, spawn_key=words)
+def entropy(seed: int, *key: Key) -> bytes:
+    """Sixteen bytes that belong to this key alone. (Hashing is several times faster than spawning seed sequences.)"""
+    parts = [part if isinstance(part, str) else int(part) for part in (seed, *key)]
+    return blake2b(repr(parts).encode(), digest_size=16).digest()
 
 
 def stream(seed: int, *key: Key) -> torch.Generator:
     """A torch generator of its own for this key."""
-    state = entropy(seed, *key).generate_state(1, np.uint64)
-    return torch.Generator().manual_seed(int(state[0]) >> 1)
+    return torch.Generator().manual_seed(int.from_bytes(entropy(seed, *key)[:8], "little") >> 1)
 
 
 def dice(seed: int, *key: Key) -> np.random.Generator:
     """A numpy generator of its own for this key."""
-    return np.random.Generator(np.random.PCG64(entropy(seed, *key)))
+    words = int.from_bytes(entropy(seed, *key), "little")
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -18,15 +17,28 @@ DRAWN = 20
 """Samples of each client in a population larger than the data, where data.samples does not say."""
 
 
-@dataclass(frozen=True, eq=False)
 class Shard:
-    """What one client holds. Any of the three may be empty."""
+    """What one client holds; any of the three splits may be empty. Each is dealt when it is first asked for."""
 
-    train: Examples
-    validation: Examples
-    test: Examples
-    labels: tuple[int, ...]
-    """The classes among its training rows."""
+    def __init__(self, federation: Federation, index: int, rows: Rows) -> None:
+        self._federation, self._index, self._rows = federation, index, rows
+
+    @cached_property
+    def train(self) -> Examples:
+        return self._federation._train.pick(self._rows)
+
+    @cached_property
+    def validation(self) -> Examples:
+        return self._federation._own("validation", self._index, self._rows)
+
+    @cached_property
+    def test(self) -> Examples:
+        return self._federation._own("test", self._index, self._rows)
+
+    @cached_property
+    def labels(self) -> tuple[int, ...]:
+        """The classes among its training rows."""
+        return self._federation._labels(self.train)
 
 
 class Federation:
@@ -109,21 +121,16 @@ class Federation:
         return deals.by_dirichlet(pool, data.clients, data.alpha, rng)
 
     def _made(self, index: int) -> Shard:
-        rows = self._hands[index]
-        train = self._train.pick(rows)
-        return Shard(
-            train,
-            self._own("validation", self._validation, index, rows, self._data.client_validation),
-            self._own("test", self._test, index, rows, self._data.client_test),
-            self._labels(train),
-        )
+        return Shard(self, index, self._hands[index])
 
-    def _own(self, name: str, pool: Pool, index: int, train: Rows, size: int) -> Examples:
+    def _own(self, name: str, index: int, train: Rows) -> Examples:
         """The client's own split of a pool: the user's rows there, or rows in the client's label mix."""
+        pools = {"validation": self._validation, "test": self._test}
+        sizes = {"validation": self._data.client_validation, "test": self._data.client_test}
         if name in self._mine:
-            return pool.pick(self._mine[name][index])
+            return pools[name].pick(self._mine[name][index])
         rng = dice(self._seed, "shard", index, name)
-        return pool.pick(pool.like(self._train.mix(train), size, rng))
+        return pools[name].pick(pools[name].like(self._train.mix(train), sizes[name], rng))
 
     def _labels(self, train: Examples) -> tuple[int, ...]:
         if self.classes == 0 or len(train) == 0:

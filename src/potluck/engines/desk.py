@@ -41,6 +41,8 @@ class Entry:
     weight: float = 0.0
     metrics: Mapping[str, Plain] = EMPTY
     cost: Cost = Cost()
+    skipped: bool = False
+    """Whether it is absent because it had nothing to do."""
 
 
 @dataclass
@@ -133,18 +135,18 @@ class Session:
         self, tasks: Iterable[Task], waiting: dict[tuple[int, str, str, str], tuple[int, Task]], start: int
     ) -> Iterator[Letter]:
         for position, task in enumerate(tasks):
-            task = replace(task, round=self.index)
-            if task.address in self._addresses:
-                raise RuntimeError(f"two tasks of round {self.index} are both {task.address[1:]}; give them a key")
-            self._addresses.add(task.address)
+            address = (self.index, task.verb, task.to, task.key)
+            if address in self._addresses:
+                raise RuntimeError(f"two tasks of round {self.index} are both {address[1:]}; give them a key")
+            self._addresses.add(address)
             if reason := self._absence(task.to):
                 cost = Cost(bytes_down=0 if reason == "blacklisted" else payload(task))
-                bare = replace(task, models=EMPTY, arrays=EMPTY)
+                bare = replace(task, round=self.index, models=EMPTY, arrays=EMPTY)
                 self.entries.append(Entry(start + position, bare, "absent", reason, cost=cost))
                 continue
             version, memory = self._memory(task.to)
-            task = replace(task, memory=version)
-            waiting[task.address] = (position, task)
+            task = replace(task, round=self.index, memory=version)
+            waiting[address] = (position, task)
             yield Letter(task, memory)
 
     def _absence(self, client: str) -> str:
@@ -163,7 +165,8 @@ class Session:
         reply = outcome.reply
         if reply is None:
             reason = outcome.fault if outcome.skipped else f"failed: {outcome.fault}"
-            return Entry(position, outcome.task, "absent", reason, cost=Cost(bytes_down=payload(task)))
+            cost = Cost(bytes_down=payload(task))
+            return Entry(position, outcome.task, "absent", reason, cost=cost, skipped=outcome.skipped)
         refused = self.desk.gate.refusal(task, reply, self.desk.method.expects(task, self.desk.zoo))
         if refused:
             return Entry(position, outcome.task, "quarantined", refused, cost=reply.cost)

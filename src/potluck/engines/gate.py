@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from potluck.core import Arrays, Expected, Reply, Shapes, Task
+from potluck.core import Arrays, Expected, Model, Reply, Shapes, Task
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,13 @@ class Gate:
     """The largest weight a reply may claim."""
     strikes: int = 3
     """A client refused this often is not asked again; 0: never."""
+
+    def __post_init__(self) -> None:
+        for name in ("bound", "heaviest"):
+            if (value := getattr(self, name)) is not None and value <= 0:
+                raise ValueError(f"gate.{name} = {value} must be above 0")
+        if self.strikes < 0:
+            raise ValueError(f"gate.strikes = {self.strikes} is below 0")
 
     def refusal(self, task: Task, reply: Reply, expected: Expected) -> str | None:
         """Why this reply is refused, or None."""
@@ -40,6 +47,8 @@ class Gate:
             yield f"models {odd} were not expected or are missing"
         for key, shapes in expected.models.items():
             model, sent = reply.models[key], task.models.get(key)
+            if not isinstance(model, Model):
+                yield f"model '{key}' is a {type(model).__name__}"
             if sent is not None and model.spec != sent.spec:
                 yield f"model '{key}' is a {model.spec.family} of another shape than was sent"
             yield from _misfits(model.arrays or {}, shapes)
@@ -66,6 +75,8 @@ def _misfits(arrays: Arrays, shapes: Shapes) -> Iterator[str]:
         yield f"{len(missing)} names are missing, {len(extra)} are too many: {_few(missing | extra)}"
     for name, (shape, dtype) in shapes.items():
         tensor = arrays[name]
+        if not isinstance(tensor, Tensor):
+            yield f"'{name}' is a {type(tensor).__name__}, not a tensor"
         if tensor.shape != shape:
             yield f"'{name}' of shape {tuple(tensor.shape)}; its part holds {tuple(shape)}"
         if tensor.dtype != dtype:
@@ -74,15 +85,13 @@ def _misfits(arrays: Arrays, shapes: Shapes) -> Iterator[str]:
 
 def _wild(arrays: Arrays) -> Iterator[str]:
     """Names a tensor that holds NaN or infinity."""
-    floats = [tensor for tensor in arrays.values() if tensor.is_floating_point() and tensor.numel()]
-    if not floats or bool(torch.isfinite(torch.stack(_largest(floats))).all()):
+    floats = [tensor for tensor in arrays.values() if tensor.is_floating_point()]
+    # A sum of squares is fast and finite for all but wild tensors; very long ones overflow, so look closer then.
+    if not floats or bool(torch.isfinite(torch.stack(torch._foreach_norm(floats)).sum())):
         return
-    yield f"'{next(name for name, t in arrays.items() if not bool(torch.isfinite(t).all()))}' is not finite"
-
-
-def _largest(tensors: list[Tensor]) -> list[Tensor]:
-    """The largest magnitude of each tensor: NaN or infinite exactly when an entry is."""
-    return [norm.float() for norm in torch._foreach_norm(tensors, math.inf)]
+    for name, tensor in arrays.items():
+        if not bool(torch.isfinite(tensor).all()):
+            yield f"'{name}' is not finite"
 
 
 def _few(names: set[str]) -> str:

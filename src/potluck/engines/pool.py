@@ -22,7 +22,7 @@ from typing import NoReturn
 import torch
 
 from potluck.core import ResourceError, pack
-from potluck.engines.serial import letter_of, outcome_of, sheet, slip
+from potluck.engines.serial import letter_of, outcome_of, posted, sheet
 from potluck.engines.site import Letter, Outcome, Site, World
 
 AHEAD = 4
@@ -41,30 +41,29 @@ class Pool:
         self.count = workers or os.cpu_count() or 1
         self._nursery, self._pid = _start_nursery(world)
         self._workers = [self._hire() for _ in range(self.count)]
+        self._busy: dict[socket.socket, tuple[int, Letter, dict[int, Outcome]]] = {}
+        """Who works on what, and where the outcome goes: several sends may be under way, read side by side."""
 
     def carry(self, letters: Iterable[Letter]) -> Iterator[Outcome]:
-        while len(self._workers) < self.count:
-            self._workers.append(self._hire())
         rest = enumerate(letters)
-        busy: dict[socket.socket, tuple[int, Letter]] = {}
         done: dict[int, Outcome] = {}
         drawn = given = 0
         more = True
         try:
-            while more or busy or done:
-                while more and len(busy) < self.count and drawn - given < AHEAD * self.count:
+            while more or given < drawn:
+                while more and self._idle() and drawn - given < AHEAD * self.count:
                     number, letter = next(rest, (-1, None))
                     more = letter is not None
                     if letter is not None:
                         drawn = number + 1
-                        self._post(number, letter, busy, done)
+                        self._post(number, letter, done)
                 if given in done:
                     yield done.pop(given)
                     given += 1
-                elif busy:
-                    self._collect(busy, done)
+                elif self._busy:
+                    self._collect()
         finally:
-            for worker in busy:
+            for worker in [worker for worker, (_, _, where) in self._busy.items() if where is done]:
                 self._dismiss(worker)
 
     def close(self) -> None:
@@ -76,36 +75,39 @@ class Pool:
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
 
-    def _post(
-        self, number: int, letter: Letter, busy: dict[socket.socket, tuple[int, Letter]], done: dict[int, Outcome]
-    ) -> None:
-        worker = next(w for w in self._workers if w not in busy)
+    def _post(self, number: int, letter: Letter, done: dict[int, Outcome]) -> None:
+        while (worker := self._idle()) is None:  # drawing the letter may have set others to work
+            self._collect()
         try:
             write(worker, pack(sheet(letter)))
-            busy[worker] = (number, letter)
+            self._busy[worker] = (number, letter, done)
         except OSError:
             done[number] = _unreachable(letter)
-            self._replace(worker)
+            self._dismiss(worker)
 
-    def _collect(self, busy: dict[socket.socket, tuple[int, Letter]], done: dict[int, Outcome]) -> None:
+    def _collect(self) -> None:
         """Waits for workers and takes what they bring."""
-        for worker in wait(list(busy)):
+        for worker in wait(list(self._busy)):
             assert isinstance(worker, socket.socket)
-            number, letter = busy.pop(worker)
+            number, letter, done = self._busy[worker]
             data = read(worker)
             if data is None:
                 done[number] = _unreachable(letter)
-                self._replace(worker)
+                self._dismiss(worker)
             else:
                 done[number] = outcome_of(data)
+                del self._busy[worker]
 
-    def _replace(self, worker: socket.socket) -> None:
-        self._dismiss(worker)
-        self._workers.append(self._hire())
+    def _idle(self) -> socket.socket | None:
+        """A worker with nothing to do; those that died or were dismissed are replaced first."""
+        while len(self._workers) < self.count:
+            self._workers.append(self._hire())
+        return next((worker for worker in self._workers if worker not in self._busy), None)
 
     def _dismiss(self, worker: socket.socket) -> None:
         worker.close()
         self._workers.remove(worker)
+        self._busy.pop(worker, None)
 
     def _hire(self) -> socket.socket:
         try:
@@ -193,9 +195,4 @@ def _work(end: socket.socket, world: World) -> None:
     torch.set_num_threads(1)
     site = Site(world)
     while (data := read(end)) is not None:
-        outcome = site.answer(letter_of(data))
-        try:
-            answer = pack(slip(outcome))
-        except TypeError as fault:
-            answer = pack(slip(Outcome(outcome.task, fault=f"its reply cannot travel: {fault}")))
-        write(end, answer)
+        write(end, posted(site.answer(letter_of(data))))

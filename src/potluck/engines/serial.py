@@ -38,7 +38,7 @@ class Wire(Serial):
     def carry(self, letters: Iterable[Letter]) -> Iterator[Outcome]:
         for letter in letters:
             there = letter_of(pack(sheet(letter)))
-            yield outcome_of(pack(slip(self.site.answer(there))))
+            yield outcome_of(posted(self.site.answer(there)))
 
 
 def sheet(letter: Letter) -> dict[str, object]:
@@ -53,9 +53,12 @@ def letter_of(data: bytes) -> Letter:
     return Letter(task, memory)
 
 
-def slip(outcome: Outcome) -> dict[str, object]:
-    """An outcome as a value that packs."""
-    return dict(vars(outcome))
+def posted(outcome: Outcome) -> bytes:
+    """An outcome as bytes; a reply that cannot travel is a failure of the client that gave it."""
+    try:
+        return pack(dict(vars(outcome)))
+    except (TypeError, ValueError, RecursionError) as fault:
+        return pack(dict(vars(Outcome(outcome.task, fault=f"its reply cannot travel: {fault}"))))
 
 
 def outcome_of(data: bytes) -> Outcome:

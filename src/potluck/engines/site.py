@@ -118,11 +118,11 @@ class Site:
         device = SiteDevice(self, task, dict(letter.memory))
         try:
             reply = answer(self.world.method, task, device)
+            cost = Cost(payload(task), payload(reply), device.flops, device.peak, time.perf_counter() - started)
         except Skip as note:
             return Outcome(bare, fault=str(note), skipped=True)
         except Exception as fault:
             return Outcome(bare, fault=f"{type(fault).__name__}: {fault}")
-        cost = Cost(payload(task), payload(reply), device.flops, device.peak, time.perf_counter() - started)
         return Outcome(bare, replace(reply, task=bare, cost=cost), _changed(letter.memory, device.memory))
 
     def live(self, spec: Spec, number: int) -> _Live:

@@ -49,7 +49,8 @@ def fit(
     step = stepper(local, lr)
     losses: list[Tensor] = []
     sums = [torch.zeros_like(weight) for weight in live] if want_gradient else []
-    net.train()
+    if not net.training:
+        net.train()
     for batch in batches:
         value = loss(net, examples[batch])
         grads = list(torch.autograd.grad(value, live, materialize_grads=True))

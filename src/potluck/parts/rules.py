@@ -48,7 +48,8 @@ class _Stepping:
                 continue
             had = {slot: new[slot].get(name, self.born(slot, old)) for slot in self.keeps}
             moved, after = self.move(old, target[name] - old, had)
-            out[name] = _kept(covered, moved, old)
+            # Adding a step of zero loses the sign of -0.0; an entry that did not move keeps its bits.
+            out[name] = torch.where(moved == old, old, _kept(covered, moved, old))
             for slot, tensor in after.items():
                 new[slot][name] = _kept(covered, tensor, had[slot]) if tensor.is_floating_point() else tensor
         return out, new

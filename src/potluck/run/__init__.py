@@ -1,13 +1,15 @@
 """An experiment from settings to result."""
 
 from potluck.run.assemble import Setup, assemble
+from potluck.run.comparison import compare
 from potluck.run.door import experiment, read_experiment, recipe, value
 from potluck.run.exporting import export
+from potluck.run.interrupts import Interrupted
 from potluck.run.loop import Watch
-from potluck.run.session import Result, compare, resume, run
+from potluck.run.session import Result, resume, run
 from potluck.run.settings import Experiment
 
 __all__ = [
-    "Experiment", "Result", "Setup", "Watch", "assemble", "compare", "experiment", "export",
+    "Experiment", "Interrupted", "Result", "Setup", "Watch", "assemble", "compare", "experiment", "export",
     "read_experiment", "recipe", "resume", "run", "value",
 ]  # fmt: skip

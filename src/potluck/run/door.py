@@ -7,6 +7,7 @@ import difflib
 import importlib
 import json
 import math
+import re
 import tomllib
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,8 +37,10 @@ def read_experiment(path: Path | None, changes: Iterable[str] = ()) -> Experimen
     if path and "name" not in plain:
         plain["name"] = path.stem
     for change in changes:
-        _change(plain, change)
-    return experiment(plain, where, text)
+        text = toml.without(text, _change(plain, change))
+    found = experiment(plain, where, text)
+    method(found.method, found.local, where, text)  # here, where a mistake's file and line are known
+    return found
 
 
 def recipe(name: str) -> str:
@@ -50,28 +53,31 @@ def experiment(plain: Mapping[str, Any], where: str = "settings", text: str = ""
     return checked(Experiment, plain, where, text)
 
 
-def method(settings: Mapping[str, Any], local: Any, where: str = "settings") -> Any:
+def method(settings: Mapping[str, Any], local: Any, where: str = "settings", text: str = "") -> Any:
     """The method that [method] asks for, with the experiment's local training."""
     wanted = settings.get("name")
+    named = f"{where}: {_line(text, ('method', 'name'))}"
     if not isinstance(wanted, str):
-        raise SettingsError(f'{where}: [method] needs a name, such as name = "fedavg".')
+        raise SettingsError(f'{named}[method] needs a name, such as name = "fedavg".')
     own = {key: value for key, value in settings.items() if key != "name"}
-    trained = {**dataclasses.asdict(local), **own.pop("local", {})}
-    return checked(_named(wanted, where), {**own, "local": trained}, where, section=("method",))
+    trained = own.pop("local", {})
+    if isinstance(trained, Mapping):
+        trained = {**dataclasses.asdict(local), **trained}
+    return checked(_named(wanted, named), {**own, "local": trained}, where, text, section=("method",))
 
 
 def _named(wanted: str, where: str) -> type[Any]:
     if wanted in METHODS:
         return METHODS[wanted]
     if ":" not in wanted:
-        raise SettingsError(f"{where}: there is no method '{wanted}'.{_near(wanted, METHODS)}")
+        raise SettingsError(f"{where}there is no method '{wanted}'.{_near(wanted, METHODS)}")
     module, _, name = wanted.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as fault:
-        raise SettingsError(f"{where}: method '{wanted}' cannot be imported: {fault}.") from None
+    except Exception as fault:  # whatever a user's own module may raise
+        raise SettingsError(f"{where}method '{wanted}' cannot be imported: {fault}.") from fault
     if not dataclasses.is_dataclass(found) or not isinstance(found, type):
-        raise SettingsError(f"{where}: method '{wanted}' is no dataclass. See docs/writing-a-method.md.")
+        raise SettingsError(f"{where}method '{wanted}' is no dataclass. See docs/writing-a-method.md.")
     return found
 
 
@@ -85,7 +91,10 @@ def checked(kind: type[T], plain: Mapping[str, Any], where: str, text: str = "",
     except ValidationError as error:
         first = error.errors()[0]
         path = section + tuple(part for part in first["loc"] if not _is_tag(part))
-        raise SettingsError(f"{where}: {_line(text, path)}{_said(path, first)}") from None
+        said = _said(path, first)
+        if not section and (named := re.match(r"([a-z_.]+) = ", said)):
+            path = tuple(named[1].split("."))  # what a dataclass itself refuses is located by its message alone
+        raise SettingsError(f"{where}: {_line(text, path)}{said}") from None
 
 
 def _said(path: Path_, error: Any) -> str:
@@ -93,7 +102,9 @@ def _said(path: Path_, error: Any) -> str:
     if error["type"] == "value_error":
         return message.removeprefix("Value error, ") + "."
     name = ".".join(map(str, path))
-    return f"{name} = {error['input']!r}: {message[:1].lower()}{message[1:]}."
+    given = repr(error["input"])
+    given = given if len(given) <= 80 else f"{given[:77]}..."
+    return f"{name} = {given}: {message[:1].lower()}{message[1:]}."
 
 
 def _is_tag(part: str | int) -> bool:
@@ -107,9 +118,11 @@ def _strangers(kind: Any, plain: Any, path: Path_) -> Iterator[tuple[Path_, str]
         yield path, f"{path[-1]} = {plain} is no finite number."
     if isinstance(plain, Mapping):
         known = _fields(kind, plain)
+        if (rules := _rules(kind)) and known is None and "name" in plain:
+            yield (*path, "name"), f"knows no '{plain['name']}'.{_near(str(plain['name']), rules)}"
         for key, value in plain.items():
             if known is not None and key not in known:
-                yield (*path, key), f"has no setting '{key}'.{_near(key, known)}"
+                yield (*path, key), f"has no setting '{key}'.{_near(str(key), known)}"
             yield from _strangers(known.get(key) if known else None, value, (*path, key))
     elif isinstance(plain, list | tuple):
         inner = [part for part in typing.get_args(kind) if part is not Ellipsis]
@@ -122,11 +135,14 @@ def _fields(kind: Any, plain: Mapping[str, Any]) -> dict[str, Any] | None:
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         hints = typing.get_type_hints(kind)
         return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    chosen = _rules(kind).get(str(plain.get("name")))
+    return None if chosen is None else _fields(chosen, plain)
+
+
+def _rules(kind: Any) -> dict[str, Any]:
+    """The dataclasses among which a setting's own name chooses."""
     several = [part for part in typing.get_args(kind) if dataclasses.is_dataclass(part)]
-    for part in several:
-        if getattr(part, "name", None) == plain.get("name"):
-            return _fields(part, plain)
-    return None
+    return {str(getattr(part, "name", None)): part for part in several}
 
 
 def _near(key: str, known: Iterable[str]) -> str:
@@ -145,41 +161,40 @@ def _line(text: str, path: Sequence[str | int]) -> str:
     return f"line {found}: " if found else ""
 
 
-def _change(plain: dict[str, Any], change: str) -> None:
-    """Applies one ``a.b=value``; the value is read as TOML, or else as text."""
+def _change(plain: dict[str, Any], change: str) -> Path_:
+    """Applies one ``a.b=value`` and says where; the value is read as TOML, or else as text."""
     key, equals, given = change.partition("=")
     if not equals or not key:
         raise SettingsError(f"--set {change}: write it as key=value, such as --set local.lr=0.05.")
     wanted = value(given)
-    *path, last = key.split(".")
+    *parts, last = key.split(".")
     at: Any = plain
-    for part in path:
-        at = _step(at, part, change)
-    if isinstance(at, list):
-        at[_number(last, at, change)] = wanted
-    else:
-        at[last] = wanted
+    path: Path_ = ()
+    for part in parts:
+        path += (_number(part, at, change) if isinstance(at, list) else part,)
+        at = _step(at, path[-1], change)
+    end = _number(last, at, change) if isinstance(at, list) else last
+    at[end] = wanted
+    return (*path, end)
 
 
 def value(given: str) -> Any:
     """A value as it would stand in a TOML file, or else the text itself."""
     try:
         return tomllib.loads(f"value = {given}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return given
 
 
-def _step(at: Any, part: str, change: str) -> Any:
-    if isinstance(at, list):
-        return at[_number(part, at, change)]
-    found = at.setdefault(part, {})
+def _step(at: Any, part: str | int, change: str) -> Any:
+    found = at[part] if isinstance(part, int) else at.setdefault(part, {})
     if not isinstance(found, dict | list):
         raise SettingsError(f"--set {change}: '{part}' is a value, not a section.")
     return found
 
 
 def _number(part: str, rows: list[Any], change: str) -> int:
-    if part.isdigit() and int(part) < len(rows):
+    if part.isdecimal() and int(part) < len(rows):
         return int(part)
     names = [str(row.get("name")) for row in rows if isinstance(row, dict)]
     if part in names:

@@ -11,6 +11,10 @@ from types import FrameType
 from typing import Any
 
 
+class Interrupted(KeyboardInterrupt):
+    """A run that was stopped from outside; the text says how far it came and how to go on."""
+
+
 class Interrupts:
     """Turns the first signal into KeyboardInterrupt, except while something must not be torn."""
 

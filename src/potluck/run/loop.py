@@ -66,8 +66,8 @@ class Loop:
 
     def run(self) -> None:
         """All rounds that are left."""
-        if self._saved < 0:
-            self._score()
+        if self._saved < 0 or self._owes_scores():
+            self._score(self._shown())
             with self.stops.held():
                 self._save()
         while self.progress.done < self.experiment.rounds and not self.progress.stopped:
@@ -93,7 +93,7 @@ class Loop:
     def _round(self) -> None:
         index = self.progress.done
         started = time.perf_counter()
-        cohort = self.setup.crew.cohort(index, self.experiment.cohort)
+        cohort = self._cohort(index)
         state, session = self._attempts(index, cohort)
         entries = session.entries
         due = self._due(index + 1)
@@ -120,11 +120,11 @@ class Loop:
             session = self.desk.open(index, attempt)
             state = self.world.method.round(self.state, self._view(index, cohort, session))
             session.close()
-            asked = {entry.task.to for entry in session.entries} - {SERVER}
+            asked = {entry.task.to for entry in session.entries if not entry.skipped} - {SERVER}
             came = {entry.task.to for entry in session.entries if entry.verdict == "accepted"} - {SERVER}
             if len(came) >= min(run.quorum, len(asked)):
                 if not asked:
-                    self._warn(index + 1, f"round {index + 1}: no client could take part; the model stays as it is")
+                    self._note(index + 1, f"round {index + 1}: nobody could take part; the model stays as it is")
                 return state, session
             text = f"round {index + 1}: {len(came)} of {len(asked)} clients answered; run.quorum is {run.quorum}"
             why = _commonest(session.entries)
@@ -145,11 +145,22 @@ class Loop:
         session.close()
         return shown
 
+    def _shown(self) -> Any:
+        """What to score now, between rounds."""
+        index = self.progress.done - 1
+        return self._ready(self.state, index, self._cohort(index)) if index >= 0 else self.state
+
+    def _owes_scores(self) -> bool:
+        """Whether a run that is resumed was stopped after a round, but before its scores."""
+        return self._due(self.progress.done) and (self.scores or {}).get("round") != self.progress.done
+
+    def _cohort(self, index: int) -> Sequence[Client]:
+        return self.setup.crew.cohort(index, self.experiment.cohort)
+
     def _due(self, done: int) -> bool:
         return done % self.experiment.score.every == 0 or done == self.experiment.rounds
 
-    def _score(self, state: Any = None) -> None:
-        shown = self.state if state is None else state
+    def _score(self, shown: Any) -> None:
         self.scores = scored(self.setup, self.engine, shown, self.progress.done, self._recall)
         self.folder.scores.append(self.scores)
         self.progress.stopped = self._reached()
@@ -158,10 +169,11 @@ class Loop:
         wanted = self.experiment.run.stop_at.get("accuracy")
         if wanted is None or self.scores is None:
             return False
-        found = self.scores["global"] or {}
-        split = found.get("validation") or found.get("test") or {}
-        reached = split.get("accuracy") if split else (self.scores["clients"] or {}).get("mean")
-        return reached is not None and reached >= wanted
+        whole = self.scores["global"] or {}
+        found = [whole[split]["accuracy"] for split in ("validation", "test") if whole]
+        found.append((self.scores["clients"] or {}).get("mean"))
+        known = [accuracy for accuracy in found if accuracy is not None]
+        return bool(known) and bool(known[0] >= wanted)
 
     def _save(self) -> None:
         progress = dataclasses.asdict(self.progress)
@@ -236,8 +248,11 @@ class Loop:
                 self._warn(done, f"round {done}: nothing from tier '{tier.name}' for 3 rounds; {covered}")
 
     def _warn(self, done: int, text: str) -> None:
-        self.folder.journal.append({"event": "warning", "round": done, "text": text})
+        self._note(done, text)
         self.watch.warn(text)
+
+    def _note(self, done: int, text: str) -> None:
+        self.folder.journal.append({"event": "warning", "round": done, "text": text})
 
 
 def _commonest(entries: Sequence[Entry]) -> str:

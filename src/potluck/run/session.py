@@ -1,4 +1,4 @@
-"""Starting, resuming and comparing runs."""
+"""Starting and resuming runs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import json
 import os
 import platform
 import re
+import shlex
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,7 +26,7 @@ from potluck.data import Source
 from potluck.ledger import RunFolder
 from potluck.run import door, toml
 from potluck.run.assemble import Setup, assemble, engine_name
-from potluck.run.interrupts import Interrupts
+from potluck.run.interrupts import Interrupted, Interrupts
 from potluck.run.loop import Loop, Watch
 from potluck.run.settings import Experiment
 
@@ -151,64 +152,55 @@ def _work(setup: Setup, open_folder: Callable[[], RunFolder], watch: Watch, resu
     threads = torch.get_num_threads()
     try:
         with Interrupts() as stops, closing(setup.engine()) as engine, open_folder() as folder:
-            loop = Loop(setup, engine, folder, watch, stops)
-            found = folder.rewind(watch.warn)
-            if found:
-                loop.restore(found[1])
-                watch.warn(f"resumed at round {found[0]}")
-            elif resumed:
-                watch.warn("no checkpoint was written yet: starting at round 0")
-            folder.update_manifest(status="running", rounds=setup.experiment.rounds)
             try:
-                loop.run()
-            except BaseException as fault:
-                stopped = isinstance(fault, KeyboardInterrupt)
-                loop.interrupted()
-                folder.update_manifest(status="interrupted" if stopped else "failed", fault=_one_line(fault))
-                raise
-            result = Result(
-                folder.path,
-                str(setup.experiment.method.get("name", type(setup.world.method).__name__)),
-                loop.progress.done,
-                setup.experiment.seed,
-                loop.scores or {},
-                dict(loop.progress.totals),
-                loop.weights(),
-            )
-            folder.update_manifest(status="done", result=result.plain())
-            return result
+                return _finished(Loop(setup, engine, folder, watch, stops), resumed)
+            except KeyboardInterrupt:
+                raise Interrupted(_how_to_go_on(folder, setup.experiment.rounds)) from None
     finally:
         torch.set_num_threads(threads)
+
+
+def _finished(loop: Loop, resumed: bool) -> Result:
+    """Runs all rounds that are left, and notes in the manifest how that ended."""
+    folder, watch, experiment = loop.folder, loop.watch, loop.experiment
+    found = folder.rewind(watch.warn)
+    if found:
+        loop.restore(found[1])
+        watch.warn(f"resumed at round {found[0]}")
+    elif resumed:
+        watch.warn("no checkpoint was written yet: starting at round 0")
+    folder.update_manifest(status="running", rounds=experiment.rounds)
+    try:
+        loop.run()
+    except BaseException as fault:
+        stopped = isinstance(fault, KeyboardInterrupt)
+        loop.interrupted()
+        folder.update_manifest(status="interrupted" if stopped else "failed", fault=_one_line(fault))
+        raise
+    result = Result(
+        folder.path,
+        str(experiment.method.get("name", type(loop.world.method).__name__)),
+        loop.progress.done,
+        experiment.seed,
+        loop.scores or {},
+        dict(loop.progress.totals),
+        loop.weights(),
+    )
+    folder.update_manifest(status="done", result=result.plain())
+    return result
+
+
+def _how_to_go_on(folder: RunFolder, rounds: int) -> str:
+    saved = folder.checkpoints.rounds()
+    when = f"after round {saved[-1]}" if saved else "before anything was saved"
+    more = f" --rounds {rounds}" if settings_of(folder).rounds != rounds else ""
+    return f"interrupted {when}; go on with: potluck resume {shlex.quote(str(folder.path))}{more}"
 
 
 def state_of(setup: Setup, fields: Mapping[str, Any]) -> Any:
     """A method's state, made again from a checkpoint's fields."""
     method, zoo = setup.world.method, setup.world.zoo
     return dataclasses.replace(method.init(zoo, stream(setup.world.seed, "init")), **fields)
-
-
-def compare(
-    experiment: Experiment,
-    out: Path,
-    methods: Sequence[Mapping[str, Any]],
-    seeds: Iterable[int],
-    watcher: Callable[[str, int], Watch],
-) -> list[Result]:
-    """Runs several methods over several seeds on the same data, clients and cohorts; each in its own folder.
-
-    A run that is already there and done is not run again; one that was stopped is resumed.
-    """
-    results = []
-    for seed in seeds:
-        for method in methods:
-            one = experiment.with_method(method, seed)
-            path = out / f"{slug(method)}-s{seed}"
-            watch = watcher(_label(method), seed)
-            if (path / "manifest.json").exists():
-                results.append(resume(path, watch=watch))
-            else:
-                results.append(run(one, path, watch=watch))
-    return results
 
 
 def manifest(setup: Setup) -> dict[str, Any]:
@@ -270,16 +262,6 @@ def label(method: Any) -> str:
 
 def _brief(value: Any) -> str:
     return str(getattr(value, "name", value))
-
-
-def _label(method: Mapping[str, Any]) -> str:
-    own = ", ".join(f"{key}={value}" for key, value in method.items() if key != "name")
-    return f"{method['name']}" + (f" ({own})" if own else "")
-
-
-def slug(method: Mapping[str, Any]) -> str:
-    """A method and its own settings as a folder name."""
-    return re.sub(r"[^A-Za-z0-9.=+-]+", "_", _label(method)).strip("_")
 
 
 def fresh_folder(experiment: Experiment) -> Path:

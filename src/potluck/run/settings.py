@@ -29,6 +29,10 @@ class TierSettings:
     profile: str = "laptop"
     """The device it is priced as: `potluck list profiles`."""
 
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1e9:
+            raise ValueError(f"tier '{self.name}' has share = {self.share}; give a number above 0, at most 1e9")
+
 
 @dataclass(frozen=True)
 class Scoring:
@@ -86,7 +90,7 @@ class Experiment:
 
     name: str = "digits"
     seed: int = 0
-    rounds: int = 30
+    rounds: int = 40
     cohort: int = 10
     """Clients asked in each round."""
     data: Data = Data()
@@ -96,7 +100,7 @@ class Experiment:
     fleet: Fleet = Fleet()
     method: dict[str, Any] = field(default_factory=lambda: {"name": "fedavg"})
     """The method's name, and its own settings. `potluck list methods`."""
-    local: Local = Local(epochs=3, batch=8)
+    local: Local = Local(epochs=5, batch=8)
     """How clients train, under every method alike."""
     gate: Gate = Gate()
     score: Scoring = Scoring()

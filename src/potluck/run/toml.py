@@ -31,7 +31,9 @@ def read(path: Path) -> tuple[dict[str, Any], str]:
         raise SettingsError(f"{path}: line {line}: this is not UTF-8. Save it as UTF-8.") from None
     try:
         return tomllib.loads(text), text
-    except tomllib.TOMLDecodeError as fault:
+    except RecursionError:
+        raise SettingsError(f"{path}: its brackets are nested too deeply.") from None
+    except ValueError as fault:  # TOMLDecodeError is one, and so is a number of thousands of digits
         raise SettingsError(f"{path}: {_located(str(fault))}.") from None
 
 
@@ -43,7 +45,7 @@ def _located(fault: str) -> str:
 def line_of(text: str, path: Sequence[str | int]) -> int | None:
     """The line on which a setting stands, as well as can be told without parsing."""
     names = [str(part) for part in path if isinstance(part, str)]
-    number = next((part for part in path if isinstance(part, int)), 0)
+    number = path[1] if len(path) > 1 and isinstance(path[1], int) else 0
     section, at, seen = "", -1, -1
     lines = text.splitlines()
     for index, line in enumerate(lines):
@@ -57,6 +59,13 @@ def line_of(text: str, path: Sequence[str | int]) -> int | None:
         if full and (wanted == full or wanted.startswith(full + ".")) and seen in (-1, number):
             at = index
     return at + 1 if at >= 0 else None
+
+
+def without(text: str, path: Sequence[str | int]) -> str:
+    """The text with this setting's line emptied: its value came from elsewhere, so no error should point there."""
+    found = line_of(text, path)
+    lines = text.splitlines()
+    return text if found is None else "\n".join([*lines[: found - 1], "", *lines[found:]])
 
 
 def write(values: Mapping[str, Any]) -> str:
@@ -88,7 +97,7 @@ def _tables(value: Any) -> bool:
 
 
 def _key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key)
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _quoted(key)
 
 
 def _value(value: Any) -> str:
@@ -100,5 +109,9 @@ def _value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_value(item) for item in value) + "]"
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        return _quoted(value)
     return repr(value)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,44 @@
+# `make demo` and `make test` need nothing but Python 3.11+, gcc and make: they build .venv first.
+PYTHON ?= python3
+BIN = .venv/bin
+TORCH = $(shell grep '^torch==' constraints.txt)
+
+.PHONY: help demo test slow check lint bench clean
+
+help:
+	@echo "make demo   compare four methods on unequal devices, and write a report"
+	@echo "make test   run the tests"
+	@echo "make check  ruff, mypy and the tests: what a reviewer would run"
+	@echo "make slow   the tests that take minutes"
+	@echo "make bench  the benchmarks"
+
+# torch comes first and alone: asked for by a range, pip would take a build with gigabytes of CUDA.
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Potluck needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: .venv/ready
+	$(BIN)/potluck compare
+
+test: .venv/ready
+	$(BIN)/python -m pytest
+
+slow: .venv/ready
+	$(BIN)/python -m pytest -m slow
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+check: lint test
+
+bench: .venv/ready
+	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/population.py
+
+clean:
+	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

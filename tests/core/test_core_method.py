@@ -1,0 +1,74 @@
+"""The client's whole program: only marked verbs are answered."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from potluck.core import Reply, Task, answer, on_client, settings
+from potluck.methods import METHODS
+
+
+@dataclass(frozen=True)
+class Greeter:
+    word: str = "hello"
+    verbs: tuple[str, ...] = ("greet",)
+
+    @on_client
+    def greet(self, task, device):
+        return Reply(metrics={"said": f"{self.word} {task.to} on {device}"})
+
+    @on_client
+    def mumble(self, task, device):
+        return {"said": "nothing"}
+
+    @on_client
+    def __secret(self, task, device):
+        return Reply()
+
+    def round(self, task, device):
+        raise AssertionError("the server's half ran on a client")
+
+
+@dataclass(frozen=True)
+class Overriding(Greeter):
+    def greet(self, task, device):
+        return Reply(metrics={"said": "unmarked"})
+
+
+def test_a_marked_verb_is_called_with_its_task_and_device():
+    assert answer(Greeter(), Task("greet", "c1"), "a phone").metrics == {"said": "hello c1 on a phone"}
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        "round", "init", "settings", "word", "verbs", "", "nope", "greet ", "greet.__call__", "__secret", "__init__",
+        "__class__", "__eq__", "__hash__", "__repr__", "__reduce__", "__reduce_ex__", "__dict__",
+    ],
+)  # fmt: skip
+def test_an_unmarked_verb_is_refused(verb):
+    with pytest.raises(PermissionError, match="Greeter has no client verb"):
+        answer(Greeter(), Task(verb, "c1"), None)
+
+
+def test_an_override_must_be_marked_again():
+    with pytest.raises(PermissionError):
+        answer(Overriding(), Task("greet", "c1"), None)
+
+
+def test_a_verb_that_returns_no_reply_is_an_error():
+    with pytest.raises(TypeError, match=r"Greeter\.mumble returned dict, not a Reply"):
+        answer(Greeter(), Task("mumble", "c1"), None)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_answers_to_train_and_score_and_to_nothing_of_the_servers(name):
+    method = METHODS[name]()
+    marked = {verb for verb in dir(method) if getattr(getattr(method, verb), "on_client", False)}
+    assert marked >= {"train", "score"}
+    assert not marked & {"init", "round", "ready", "serve", "expects", "check"}
+    assert not any(verb.startswith("_") for verb in marked)
+
+
+def test_settings_are_plain_values():
+    assert settings(Greeter("hi")) == {"word": "hi", "verbs": ["greet"]}

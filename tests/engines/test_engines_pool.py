@@ -1,0 +1,209 @@
+"""Worker processes: results that do not depend on them, deaths that cost one task, and nobody left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from made_world import Echo, Odd, federation
+
+from potluck.core import Local, ResourceError, Task, digest
+from potluck.engines import ENGINES
+from potluck.methods import FedAdam, FedAvg
+
+LOCAL = Local(lr=0.3, epochs=2, batch=4)
+PATIENCE = 20.0
+
+
+def family(pid):
+    """Every process below this one that is not dead, as (pid, start time), which no other process ever shares."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (found := status(int(entry.name))):
+            parents[int(entry.name)] = found
+    below, wave = set(), {pid}
+    while wave:
+        wave = {child for child, (parent, _) in parents.items() if parent in wave}
+        below |= {(child, parents[child][1]) for child in wave}
+    return below
+
+
+def status(pid):
+    """(parent, start time) of a process; None if it is gone or only waits to be buried."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in "ZX" else (int(fields[1]), int(fields[19]))
+
+
+def all_gone(processes):
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        if not any((found := status(pid)) and found[1] == born for pid, born in processes):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+# Results
+
+
+def after(method, engine, workers, rounds=2, count=40):
+    with federation(method, engine, workers, count) as made:
+        state = made.init()
+        for index in range(rounds):
+            state = made.round(state, index)
+        assert made.session.accepted == count - len(made.method.who if getattr(made.method, "odd", "") else ())
+    return digest({**state.model.arrays, **{f"{s} {n}": t for s, a in state.slots.items() for n, t in a.items()}})
+
+
+@pytest.mark.parametrize("share", ["whole", "layerwise", "per_arch"])
+def test_results_are_bit_equal_for_every_engine_and_any_number_of_workers(share):
+    """Forty clients fill two blocks and a half; weights are sevenths, so a wrong order of sums would show."""
+    method = Odd(LOCAL, share=share)
+    reference = after(method, "serial", 1)
+    assert after(method, "wire", 1) == reference
+    assert [after(method, "pool", workers) for workers in (1, 2, 4)] == [reference] * 3
+
+
+def test_results_are_bit_equal_with_absent_clients_in_every_block():
+    """An absent client leaves a gap: the others stay in their own blocks."""
+    method = Odd(LOCAL, odd="boom", who=("c0", "c15", "c16", "c17", "c39"))
+    reference = after(method, "serial", 1)
+    assert [after(method, "pool", workers) for workers in (1, 2)] == [reference] * 2
+
+
+def test_the_servers_slots_are_bit_equal_too():
+    assert after(FedAdam(LOCAL), "pool", 2) == after(FedAdam(LOCAL), "serial", 1)
+
+
+def test_tasks_are_spread_over_as_many_workers_as_were_asked_for():
+    with federation(Echo(), "pool", workers=3) as made:
+        replies = list(made.desk.open(0).send(Task("where", f"c{n}") for n in range(60)))
+        workers = {pid for pid, _ in family(os.getpid())} & {reply.metrics["pid"] for reply in replies}
+    assert len({reply.metrics["pid"] for reply in replies}) == len(workers) <= 3
+    assert os.getpid() not in workers
+
+
+def test_zero_workers_means_one_per_core():
+    with federation(Echo(), "pool", workers=0) as made:
+        assert made.desk.engine.count == os.cpu_count()
+
+
+# Deaths
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_worker_killed_in_mid_task_fails_that_task_only(workers):
+    with federation(Odd(LOCAL, odd="bye"), "pool", workers, count=20) as made:
+        killed = made.round(made.init())
+        assert made.outcomes()["c1"] == ("absent", "failed: unreachable (its worker process died)")
+        assert made.session.accepted == 19
+        again = made.round(killed, 1)
+        assert made.session.accepted == 19
+    with federation(Odd(LOCAL, odd="boom"), "serial", count=20) as made:
+        first = made.round(made.init())
+        assert digest(killed.model.arrays) == digest(first.model.arrays)
+        assert digest(again.model.arrays) == digest(made.round(first, 1).model.arrays)
+
+
+def test_a_worker_that_died_is_replaced():
+    with federation(Echo(), "pool", workers=2) as made:
+        session = made.desk.open(0)
+        before = {r.metrics["pid"] for r in session.send(Task("where", f"c{n}") for n in range(20))}
+        list(session.send(Task("die", f"c{n}") for n in range(4)))
+        assert [entry.reason for entry in session.entries[-4:]] == ["failed: unreachable (its worker process died)"] * 4
+        after = {r.metrics["pid"] for r in session.send(Task("where", f"c{n}", "again") for n in range(20))}
+        session.close()
+        assert after
+        assert not after & before
+
+
+def test_a_worker_killed_while_idle_is_replaced_and_costs_at_most_its_next_task():
+    with federation(Echo(), "pool", workers=1) as made:
+        (reply,) = made.desk.open(0).send([Task("where", "c1")])
+        born = {(pid, start) for pid, start in family(os.getpid()) if pid == reply.metrics["pid"]}
+        os.kill(reply.metrics["pid"], signal.SIGKILL)
+        assert all_gone(born)
+        session = made.desk.open(1)
+        heard = [r.task.to for r in session.send(Task("echo", f"c{n}") for n in range(5))]
+    assert heard in (["c0", "c1", "c2", "c3", "c4"], ["c1", "c2", "c3", "c4"])
+
+
+def test_a_pool_whose_nursery_is_gone_says_so():
+    with federation(Echo(), "pool", workers=1) as made:
+        os.kill(made.desk.engine._pid, signal.SIGKILL)
+        os.waitpid(made.desk.engine._pid, 0)
+        with pytest.raises(ResourceError, match="worker processes cannot be started"):
+            list(made.desk.open(0).send(Task("echo", f"c{n}") for n in range(4)))
+
+
+# Nobody left behind
+
+
+def test_close_ends_every_process():
+    with federation(Echo(), "pool", workers=3) as made:
+        list(made.desk.open(0).send(Task("echo", f"c{n}") for n in range(9)))
+        started = family(os.getpid())
+        assert len(started) >= 4  # the nursery and three workers
+    assert all_gone(started)
+
+
+def test_close_ends_workers_that_are_busy():
+    with federation(FedAvg(Local(lr=0.1, steps=10_000_000)), "pool", workers=2) as made:
+        state = made.init()
+        tasks = (Task("train", f"c{n}", models={"model": state.model}) for n in range(4))
+        letters = made.desk.open(0)._letters(tasks, {}, 0)
+        pool = made.desk.engine
+        pool._post(0, next(letters), {})
+        pool._post(1, next(letters), {})
+        started = family(os.getpid())
+    assert all_gone(started)
+
+
+PARENT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from made_world import federation
+from potluck.core import Local, Task
+from potluck.methods import FedAvg
+
+with federation(FedAvg(Local(lr=0.1, steps=10_000_000)), "pool", 2) as made:
+    state = made.init()
+    def tasks():
+        for n in range(4):
+            if n == 1:
+                print("ready", flush=True)
+            yield Task("train", f"c{n}", models={"model": state.model})
+    list(made.desk.open(0).send(tasks()))
+"""
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
+def test_no_process_outlives_a_parent_that_was_killed(sign):
+    """The parent dies while a worker is in the middle of a task that would take hours."""
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(Path(__file__).parent)], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout.readline() == "ready\n"
+        started = family(parent.pid)
+        assert len(started) == 3
+        parent.send_signal(sign)
+        assert all_gone(started)
+        parent.wait(PATIENCE)
+
+
+def test_workers_leave_the_keyboard_to_their_parent():
+    with federation(Echo(), "pool", workers=1) as made:
+        (reply,) = made.desk.open(0).send([Task("where", "c1")])
+        os.kill(reply.metrics["pid"], signal.SIGINT)
+        (again,) = made.desk.open(1).send([Task("where", "c1")])
+        assert again.metrics["pid"] == reply.metrics["pid"]
+
+
+def test_every_engine_is_listed_by_name():
+    assert set(ENGINES) >= {"serial", "wire", "pool"}

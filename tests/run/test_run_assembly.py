@@ -1,0 +1,94 @@
+import numpy as np
+import pytest
+from tiny_runs import tiny
+
+from potluck.core import SERVER, SettingsError
+from potluck.data import source as sources
+from potluck.run import assemble, experiment, run
+from potluck.run.assemble import engine_name
+
+
+def refusal(experiment):
+    with pytest.raises(SettingsError) as caught:
+        assemble(experiment)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"method": {"name": "fedavgg"}}, "there is no method 'fedavgg'. Did you mean 'fedavg'?"),
+        ({"model": {"name": "mpl"}}, "[model]: "),
+        ({"model": {"name": 3}}, '[model] needs a name, such as name = "mlp".'),
+        ({"model": {"hiden": 8}}, "[model]: mlp has no option 'hiden'. Did you mean 'hidden'?"),
+        ({"model": {"classes": 8}}, "[model]: 'classes' follows from the data; leave it out."),
+        ({"model": {"input": [8]}}, "[model]: 'input' follows from the data; leave it out."),
+        ({"data": {"name": "digit"}}, "Did you mean 'digits'?"),
+        ({"data": {"partition": "user"}}, "data.partition = 'user' needs a user column"),
+        ({"data": {"partition": "labels", "labels": 11}}, "data.labels = 11, but digits has 10 classes"),
+        ({"data": {"public": 5000}}, "leave none to train on"),
+        ({"tier": [{"profile": "tvv"}]}, "tier.profile = 'tvv' is not known. Did you mean 'tv'?"),
+        ({"tier": [{"name": "a", "depth": 3}]}, "tier 'a': mlp: depth = 3 is deeper than the 2 there are."),
+        ({"tier": [{"name": "a", "depth": [1, 2]}]}, "tier 'a': mlp: depth = (1, 2) must be a whole number"),
+        ({"tier": [{"name": "a", "depth": 0}]}, "tier 'a': mlp: depth = 0 must be a whole number from 1 to 200."),
+        ({"tier": [{"name": "a", "width": 1.5}]}, "tier 'a': width = 1.5 must be a number above 0 and at most 1."),
+        ({"tier": [{"name": "a", "width": {"hiden0": 0.5}}]}, "Did you mean 'hidden0'?"),
+        ({"tier": [{"name": "a", "model": {"name": "cnnn"}}]}, "tier 'a': "),
+        ({"tier": [{"name": "a", "model": {}}]}, "tier 'a' needs a name"),
+        ({"tier": [{"name": "a"}, {"name": "a"}]}, "two tiers have the same name"),
+        ({"method": {"name": "alllarge", "share": "per_arch"}}, 'AllLarge trains one network; leave [method] share ='),
+        ({"method": {"name": "exclusivefl", "share": "layerwise"}}, "ExclusiveFL trains one network"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_refused_before_round_0(changes, said, tmp_path):
+    wanted = tiny(**changes)
+    assert said in refusal(wanted)
+    with pytest.raises(SettingsError):
+        run(wanted, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_depth_per_stage_needs_one_number_for_each():
+    plain = {**tiny().plain(), "model": {"name": "resnet10"}, "tier": [{"name": "a", "depth": [1, 1]}]}
+    assert "tier 'a': resnet: depth = (1, 1) must be 4 numbers, one per stage" in refusal(experiment(plain))
+
+
+def test_data_without_classes_is_refused():
+    floats = sources.from_arrays(np.zeros((10, 2), "f4"), np.linspace(0, 1, 10, dtype="f4"), name="slope")
+    with pytest.raises(SettingsError, match="data 'slope' has no classes to tell apart"):
+        assemble(tiny(), source=floats)
+
+
+def test_tiers_are_ordered_by_their_network_and_the_server_uses_the_largest():
+    setup = assemble(tiny(tier=[{"name": "large"}, {"name": "small", "depth": 1}]))
+    assert [tier.name for tier in setup.world.zoo.tiers] == ["small", "large"]
+    assert setup.server.id == SERVER
+    assert setup.server.tier.name == "large"
+
+
+def test_a_tier_may_have_a_network_of_its_own():
+    setup = assemble(tiny(tier=[{"name": "a", "model": {"name": "mlp", "hidden": 3, "depth": 1}}, {"name": "b"}]))
+    assert [dict(tier.spec.sizes) for tier in setup.world.zoo.tiers] == [
+        {"hidden0": 3, "hidden1": 3},
+        {"hidden0": 8, "hidden1": 8, "hidden2": 8},
+    ]
+
+
+def test_the_servers_device_holds_the_public_set_and_the_servers_splits():
+    setup = assemble(tiny(data={"public": 30}))
+    bench = setup.world.shelf.shard(SERVER)
+    assert (len(bench.train), len(bench.validation), len(bench.test)) == (30, 180, 359)
+    assert bench.labels == tuple(range(10))
+    assert len(setup.world.shelf.public) == 30
+
+
+def test_a_local_setting_of_the_methods_own_wins_over_the_experiments():
+    method = {"name": "fedprox", "mu": 0.5, "local": {"lr": 0.25}}
+    made = assemble(tiny(method=method, local={"lr": 0.125, "epochs": 2})).world.method
+    assert (made.mu, made.local.lr, made.local.epochs, made.local.batch) == (0.5, 0.25, 2, 32)
+
+
+def test_auto_is_one_of_the_engines_and_a_name_is_taken_as_it_is():
+    assert engine_name(tiny(run={"engine": "auto"})) in ("serial", "pool")
+    assert engine_name(tiny(run={"engine": "wire"})) == "wire"

@@ -1,0 +1,259 @@
+import os
+import shutil
+
+import pytest
+from tiny_runs import Counting, Listener, StopsAfter, events, kept, killed_after, scores, tiny
+
+from potluck.core import SettingsError
+from potluck.ledger import CheckpointError, FolderError, MissingRun, read_run
+from potluck.run import Interrupted, resume, run
+from potluck.run import loop as loops
+
+SECONDS = ("seconds",)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Five rounds that were never stopped, by method."""
+    made = {}
+
+    def find(method="fedavg", **changes):
+        key = (method, str(changes))
+        if key not in made:
+            made[key] = run(five(method, **changes), tmp_path_factory.mktemp("whole") / "run")
+        return made[key]
+
+    return find
+
+
+def five(method="fedavg", **changes):
+    name = {"name": method, "share": "layerwise"} if method in ("fedavg", "fedadam") else {"name": method}
+    return tiny(rounds=5, method=name, **changes)
+
+
+def same(found, wanted):
+    """Whether two runs came to the same weights, scores, events and totals (but for measured time)."""
+    assert found.weights_sha256 == wanted.weights_sha256
+    assert found.scores == wanted.scores
+    assert scores(found.folder) == scores(wanted.folder)
+    assert [untimed(event) for event in events(found.folder, "task")] == [
+        untimed(event) for event in events(wanted.folder, "task")
+    ]
+    assert [event["round"] for event in events(found.folder, "round")] == [1, 2, 3, 4, 5]
+    assert untimed(found.totals) == untimed(wanted.totals)
+    return True
+
+
+def untimed(event):
+    """An event without what was measured by the clock."""
+    measured = {"measured": {**event["measured"], "seconds": 0}} if "measured" in event else {}
+    return {key: value for key, value in {**event, **measured}.items() if key != "seconds"}
+
+
+def stopped(last, experiment, out):
+    with pytest.raises(KeyboardInterrupt) as caught:
+        run(experiment, out, watch=StopsAfter(last))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("last", [1, 2, 3, 4, 5])
+def test_a_run_killed_after_any_round_ends_as_if_it_never_was(last, tmp_path, whole):
+    killed_after(last, five(), tmp_path / "run")
+    assert same(resume(tmp_path / "run"), whole())
+
+
+@pytest.mark.parametrize("method", ["local", "fedadam", "exclusivefl"])
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_memories_and_server_slots_survive_a_kill_however_rarely_they_are_saved(every, method, tmp_path, whole):
+    wanted = five(method, run={"checkpoint_every": every})
+    killed_after(3, wanted, tmp_path / "run")
+    heard = Listener()
+    found = resume(tmp_path / "run", watch=heard)
+    assert heard.warnings[0] == f"resumed at round {3 // every * every}"
+    assert same(found, whole(method))
+
+
+@pytest.mark.parametrize(("engine", "workers"), [("pool", 1), ("pool", 2), ("wire", 0)])
+def test_another_engine_or_number_of_workers_goes_on_to_the_same_end(engine, workers, tmp_path, whole):
+    killed_after(2, five(run={"workers": workers}), tmp_path / "run")
+    assert same(resume(tmp_path / "run", engine=engine), whole())
+
+
+def test_the_engine_of_a_resumed_run_must_exist(tmp_path):
+    run(tiny(rounds=0), tmp_path / "run")
+    with pytest.raises(SettingsError, match="--engine: run.engine = 'warp': input should be"):
+        resume(tmp_path / "run", engine="warp")
+
+
+def test_ctrl_c_saves_the_round_and_says_how_to_go_on(tmp_path, whole):
+    text = stopped(2, five(run={"checkpoint_every": 100}), tmp_path / "run")
+    assert text == f"interrupted after round 2; go on with: potluck resume {tmp_path / 'run'}"
+    assert kept(tmp_path / "run")[0] == 2
+    manifest = read_run(tmp_path / "run").manifest
+    assert (manifest["status"], manifest["fault"]) == ("interrupted", "KeyboardInterrupt:")
+    assert same(resume(tmp_path / "run"), whole())
+    assert read_run(tmp_path / "run").manifest["status"] == "done"
+
+
+def test_the_way_on_is_quoted_for_a_shell_and_keeps_the_number_of_rounds(tmp_path):
+    run(tiny(rounds=1), tmp_path / "a run")
+    with pytest.raises(Interrupted) as caught:
+        resume(tmp_path / "a run", rounds=9, watch=StopsAfter(2))
+    assert str(caught.value).endswith(f"potluck resume '{tmp_path / 'a run'}' --rounds 9")
+
+
+def test_a_signal_leaves_the_handlers_as_they_were(tmp_path):
+    import signal
+
+    before = [signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)]
+    stopped(1, tiny(), tmp_path / "run")
+    assert [signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_scores_that_an_interruption_prevented_are_made_up_for(tmp_path, whole, monkeypatch):
+    for last in (3, 5):
+        out = tmp_path / f"run{last}"
+        scored = loops.scored
+
+        def interrupted(setup, engine, state, done, recall, last=last, scored=scored):
+            if done == last:
+                raise KeyboardInterrupt
+            return scored(setup, engine, state, done, recall)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(loops, "scored", interrupted)
+            with pytest.raises(Interrupted, match=f"after round {last}"):
+                run(five(), out)
+        assert [row["round"] for row in scores(out)] == list(range(last))
+        assert same(resume(out), whole())
+
+
+def test_more_rounds_than_were_planned_equal_a_longer_plan(tmp_path, whole):
+    run(tiny(rounds=3), tmp_path / "run")
+    assert same(resume(tmp_path / "run", rounds=5), whole())
+
+
+def test_resuming_a_run_that_is_done_changes_nothing(tmp_path, whole):
+    shutil.copytree(whole().folder, tmp_path / "run")
+    files = {path.name: path.read_bytes() for path in (tmp_path / "run" / "checkpoints").iterdir()}
+    assert same(resume(tmp_path / "run"), whole())
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run" / "checkpoints").iterdir()} == files
+
+
+def test_edited_settings_are_refused(tmp_path):
+    stopped(1, tiny(), tmp_path / "run")
+    file = tmp_path / "run" / "settings.toml"
+    text = file.read_text()
+    file.write_text(text.replace("hidden = 8", "hidden = 9"))
+    with pytest.raises(SettingsError) as caught:
+        resume(tmp_path / "run")
+    assert str(caught.value) == (
+        f"{tmp_path / 'run'}: its settings.toml was changed since it began; start a new run instead."
+    )
+    file.write_text(text.replace("hidden = 8", "hiden = 8"))
+    with pytest.raises(SettingsError, match=r"mlp has no option 'hiden'. Did you mean 'hidden'\?"):
+        resume(tmp_path / "run")
+    file.write_text(text.replace("cohort = 3", "cohrt = 3"))
+    with pytest.raises(SettingsError, match=r"settings.toml: line 4: the top of the file has no setting 'cohrt'"):
+        resume(tmp_path / "run")
+
+
+@pytest.mark.parametrize("edit", [("workers = 0", "workers = 2"), ("keep = 2", "keep = 3"), ('"serial"', '"wire"')])
+def test_settings_that_change_no_result_may_be_edited(edit, tmp_path, whole):
+    stopped(2, five(), tmp_path / "run")
+    file = tmp_path / "run" / "settings.toml"
+    assert edit[0] in file.read_text()
+    file.write_text(file.read_text().replace(*edit))
+    assert same(resume(tmp_path / "run"), whole())
+
+
+def damage(path, how):
+    data = bytearray(path.read_bytes())
+    if how == "truncated":
+        del data[len(data) // 2 :]
+    elif how == "empty":
+        data.clear()
+    else:
+        data[-5] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("how", ["truncated", "flipped", "empty"])
+@pytest.mark.parametrize("method", ["fedavg", "local"])
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(how, method, tmp_path, whole):
+    killed_after(3, five(method), tmp_path / "run")
+    damage(tmp_path / "run" / "checkpoints" / "round-000003.ckpt", how)
+    heard = Listener()
+    found = resume(tmp_path / "run", watch=heard)
+    assert heard.warnings[0].startswith(f"skipped {tmp_path / 'run' / 'checkpoints' / 'round-000003.ckpt'}: ")
+    assert heard.warnings[1] == "resumed at round 2"
+    assert same(found, whole(method))
+
+
+def test_with_every_checkpoint_damaged_the_run_is_refused_and_not_started_over(tmp_path):
+    killed_after(3, five(), tmp_path / "run")
+    for path in (tmp_path / "run" / "checkpoints").iterdir():
+        damage(path, "flipped")
+    ledger = (tmp_path / "run" / "ledger.jsonl").read_bytes()
+    with pytest.raises(CheckpointError, match="none of 2 checkpoints can be used") as caught:
+        resume(tmp_path / "run")
+    assert caught.value.exit_code == 4
+    assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == ledger
+
+
+def test_another_models_checkpoint_is_never_loaded(tmp_path):
+    stopped(2, tiny(), tmp_path / "run")
+    stopped(3, tiny(model={"hidden": 9}, rounds=5), tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "checkpoints" / "round-000003.ckpt", tmp_path / "run" / "checkpoints")
+    heard = Listener()
+    resume(tmp_path / "run", watch=heard)
+    assert "skipped" in heard.warnings[0]
+    assert heard.warnings[1] == "resumed at round 2"
+
+
+def test_without_any_checkpoint_the_run_starts_at_round_0_and_says_so(tmp_path, whole):
+    killed_after(1, five(), tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    heard = Listener()
+    found = resume(tmp_path / "run", watch=heard)
+    assert heard.warnings[0] == "no checkpoint was written yet: starting at round 0"
+    assert same(found, whole())
+
+
+def test_a_folder_that_holds_a_run_takes_no_other_and_stays_as_it_is(tmp_path):
+    run(tiny(rounds=1), tmp_path / "run")
+    files = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(FolderError, match="already holds a run.*potluck resume"):
+        run(tiny(rounds=1), tmp_path / "run")
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == files
+
+
+def test_a_folder_that_is_no_run_cannot_be_resumed(tmp_path):
+    with pytest.raises(MissingRun, match="is not a run folder: it has no manifest.json"):
+        resume(tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["with space", "ünïcødé 漢字", "x" * 255, "quote'\"s", "-dash"])
+def test_runs_live_under_any_name(name, tmp_path):
+    stopped(1, tiny(), tmp_path / name)
+    assert resume(tmp_path / name).rounds == 3
+
+
+def test_a_name_that_is_too_long_is_refused(tmp_path):
+    with pytest.raises(FolderError, match="File name too long. Choose a shorter path."):
+        run(tiny(rounds=0), tmp_path / ("x" * 256))
+
+
+def test_a_failed_run_says_so_in_its_manifest(tmp_path, monkeypatch):
+    def broken(self, letters):
+        raise RuntimeError("a wheel came off")
+
+    monkeypatch.setattr(Counting, "carry", broken)
+    monkeypatch.setattr("potluck.run.assemble.ENGINES", {"serial": Counting})
+    with pytest.raises(RuntimeError, match="a wheel came off"):
+        run(tiny(), tmp_path / "run")
+    manifest = read_run(tmp_path / "run").manifest
+    assert (manifest["status"], manifest["fault"]) == ("failed", "RuntimeError: a wheel came off")
+    monkeypatch.undo()
+    assert resume(tmp_path / "run").rounds == 3

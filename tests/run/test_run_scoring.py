@@ -1,0 +1,142 @@
+import statistics
+
+import pytest
+import torch
+from tiny_runs import Counting, scores, tiny
+
+from potluck.core import SERVER, Client, Model, stream
+from potluck.methods import METHODS
+from potluck.run import assemble, run
+from potluck.run.scoring import _spread, chosen, scored
+
+
+@pytest.fixture
+def score():
+    """Scores an experiment's first model, or another state; the engine says what it was asked."""
+
+    def ask(wanted, memory=lambda client: None):
+        setup = assemble(wanted)
+        engine = Counting(setup.world)
+        state = setup.world.method.init(setup.world.zoo, stream(0, "init"))
+        found = scored(setup, engine, state, 0, memory)
+        return found, engine.carried, setup, state
+
+    return ask
+
+
+def accuracy(setup, model, examples):
+    """Right answers over examples, counted with nothing but a network."""
+    net = setup.world.zoo.build(model).eval()
+    batch = examples.all()
+    with torch.no_grad():
+        return (net(batch["x"]).argmax(1) == batch["y"]).float().mean().item()
+
+
+def test_the_servers_model_is_scored_on_the_servers_splits(score):
+    found, _, setup, state = score(tiny())
+    served = setup.world.method.serve(state, setup.server, setup.world.zoo)
+    bench = setup.world.shelf.shard(SERVER)
+    assert found["round"] == 0
+    assert found["global"]["test"]["accuracy"] == pytest.approx(accuracy(setup, served, bench.test))
+    assert found["global"]["validation"]["accuracy"] == pytest.approx(accuracy(setup, served, bench.validation))
+    assert found["global"]["test"]["count"] == 359
+    assert found["tiers"]["large"]["test"] == found["global"]["test"]
+
+
+def test_each_tier_is_scored_with_its_own_model(score):
+    found, _, setup, state = score(tiny())
+    small = setup.world.zoo.tiers[0]
+    served = setup.world.method.serve(state, Client(SERVER, small), setup.world.zoo)
+    assert dict(served.spec.sizes) == {"hidden0": 8, "hidden1": 8}
+    test = setup.world.shelf.shard(SERVER).test
+    assert found["tiers"]["small"]["test"]["accuracy"] == pytest.approx(accuracy(setup, served, test))
+
+
+def test_clients_score_their_own_model_on_their_own_test_split(score):
+    found, _, setup, state = score(tiny(score={"clients": 8}))
+    each = {}
+    for index in range(8):
+        client = setup.crew.client(index, 0)
+        served = setup.world.method.serve(state, client, setup.world.zoo)
+        each[client.id] = accuracy(setup, served, setup.world.shelf.shard(client.id).test)
+    assert found["clients"]["values"] == pytest.approx(sorted(each.values()))
+    assert found["clients"]["mean"] == pytest.approx(sum(each.values()) / 8)
+    assert found["tiers"]["small"]["clients"]["mean"] == pytest.approx(sum(each[f"c{i}"] for i in range(4)) / 4)
+    assert found["tiers"]["large"]["clients"]["values"] == pytest.approx(sorted(each[f"c{i}"] for i in range(4, 8)))
+
+
+def test_the_spread_over_clients_by_hand():
+    assert _spread([0.5, None, 1.0, 0.0, 0.5]) == {
+        "mean": 0.5,
+        "sd": pytest.approx(statistics.sqrt(0.125) if hasattr(statistics, "sqrt") else 0.125**0.5),
+        "worst": 0.0,
+        "count": 4,
+        "values": [0.0, 0.5, 0.5, 1.0],
+    }
+    twenty = [value / 20 for value in range(20)]
+    assert _spread(twenty)["worst"] == pytest.approx(0.025)  # the two worst of twenty: 0 and 0.05
+    assert _spread([None]) is None
+    assert _spread([]) is None
+
+
+@pytest.mark.parametrize(
+    ("method", "asked"),
+    [
+        ({"name": "fedavg"}, [""]),
+        ({"name": "fedavg", "share": "layerwise"}, ["", "small"]),
+        ({"name": "alllarge"}, [""]),
+        ({"name": "allsmall"}, [""]),
+        ({"name": "exclusivefl"}, [""]),
+        ({"name": "local"}, []),
+    ],
+)
+def test_a_model_served_to_several_tiers_is_scored_once(score, method, asked):
+    _, carried, _, _ = score(tiny(method=method, score={"clients": 0}))
+    assert carried == [(SERVER, key) for key in asked]
+
+
+def test_tiers_that_exclusivefl_leaves_out_have_no_score(score):
+    found, _, _, _ = score(tiny(method={"name": "exclusivefl"}, score={"clients": 8}))
+    assert found["tiers"]["small"] == {"clients": None}
+    assert found["tiers"]["large"]["test"] == found["global"]["test"]
+    assert found["clients"] == found["tiers"]["large"]["clients"]
+    assert found["clients"]["count"] == 4
+
+
+def test_local_has_no_global_model_and_only_clients_that_trained_have_a_score(score):
+    setup = assemble(tiny(method={"name": "local"}))
+    own = setup.world.zoo.fresh(setup.world.zoo.tiers[0].spec, stream(0, "x"))
+
+    def memory(client):
+        return (1, {"model": Model(own.spec, own.arrays)}) if client == "c0" else None
+
+    found, _, _, _ = score(tiny(method={"name": "local"}, score={"clients": 8}), memory)
+    assert found["global"] is None
+    assert found["tiers"]["large"] == {"clients": None}
+    wanted = accuracy(setup, own, setup.world.shelf.shard("c0").test)
+    assert found["tiers"]["small"]["clients"]["values"] == [pytest.approx(wanted)]
+    assert found["clients"]["count"] == 1
+
+
+def test_the_same_clients_score_every_time():
+    setup = assemble(tiny(score={"clients": 3}))
+    first = [client.id for client in chosen(setup, 0)]
+    assert len(first) == 3
+    assert first == [client.id for client in chosen(setup, 5)]
+    assert first == [client.id for client in chosen(assemble(tiny(method={"name": "local"}, score={"clients": 3})), 9)]
+
+
+def test_no_more_clients_score_than_there_are():
+    assert len(chosen(assemble(tiny(score={"clients": 99})), 0)) == 8
+
+
+def test_rounds_are_scored_as_often_as_asked_and_at_the_end(tmp_path):
+    run(tiny(rounds=5, score={"every": 2, "clients": 0}), tmp_path / "run")
+    assert [row["round"] for row in scores(tmp_path / "run")] == [0, 2, 4, 5]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_scored_without_a_fault(name, score):
+    found, _, _, _ = score(tiny(method={"name": name}))
+    assert set(found) == {"round", "global", "tiers", "clients"}
+    assert set(found["tiers"]) == {"small", "large"}

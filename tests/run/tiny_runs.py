@@ -1,0 +1,166 @@
+"""Runs so small that a test can afford many, and ways to stop, spoil and read them."""
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from potluck.core import on_client, unpack
+from potluck.engines import Serial
+from potluck.ledger import RunFolder, read
+from potluck.methods import FedAvg
+from potluck.run import experiment, run
+
+TEXT = """\
+name = "tiny"
+rounds = 3
+cohort = 3
+
+[data]
+name = "digits"
+clients = 8
+
+[model]
+name = "mlp"
+hidden = 8
+depth = 2
+
+[[tier]]
+name = "small"
+depth = 1
+profile = "tv"
+
+[[tier]]
+name = "large"
+
+[method]
+name = "fedavg"
+share = "layerwise"
+
+[local]
+epochs = 1
+batch = 32
+
+[score]
+clients = 2
+
+[run]
+engine = "serial"
+"""
+
+
+def tiny(**changes):
+    """Settings of two tiers and eight clients; a section given as a mapping is merged into the tiny one."""
+    plain = {
+        "name": "tiny",
+        "rounds": 3,
+        "cohort": 3,
+        "data": {"clients": 8},
+        "model": {"name": "mlp", "hidden": 8, "depth": 2},
+        "tier": [{"name": "small", "depth": 1, "profile": "tv"}, {"name": "large"}],
+        "method": {"name": "fedavg", "share": "layerwise"},
+        "local": {"epochs": 1, "batch": 32},
+        "score": {"clients": 2},
+        "run": {"engine": "serial"},
+    }
+    for key, value in changes.items():
+        both = isinstance(value, dict) and isinstance(plain.get(key), dict) and key != "method"
+        plain[key] = {**plain[key], **value} if both else value
+    return experiment(plain)
+
+
+class Listener:
+    """A watch that remembers."""
+
+    def __init__(self):
+        self.warnings, self.rounds = [], []
+
+    def round(self, done, scores, totals):
+        self.rounds.append(done)
+
+    def warn(self, text):
+        self.warnings.append(text)
+
+
+class StopsAfter(Listener):
+    """A watch that presses Ctrl-C after a round."""
+
+    def __init__(self, last):
+        super().__init__()
+        self.last = last
+
+    def round(self, done, scores, totals):
+        super().round(done, scores, totals)
+        if done == self.last:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+class DiesAfter(Listener):
+    """A watch that kills its process after a round."""
+
+    def __init__(self, last):
+        super().__init__()
+        self.last = last
+
+    def round(self, done, scores, totals):
+        if done == self.last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_after(last, experiment, out):
+    """A run in a process of its own, which is killed after a round without a chance to save anything."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            run(experiment, out, watch=DiesAfter(last))
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+class Counting(Serial):
+    """The serial engine, with a list of what it carried."""
+
+    def carry(self, letters):
+        self.carried = []
+        for letter in letters:
+            self.carried.append((letter.task.to, letter.task.key))
+            yield self.site.answer(letter)
+
+
+@dataclass(frozen=True)
+class Moody(FedAvg):
+    """FedAvg whose clients fail at the first try of every round, and at every try while a file `forever` is there."""
+
+    folder: str = ""
+
+    @on_client
+    def train(self, task, device):
+        tried = Path(self.folder) / f"{task.round}-{task.to}"
+        if (Path(self.folder) / "forever").exists() or not tried.exists():
+            tried.touch()
+            raise OSError("the battery is flat")
+        return super().train(task, device)
+
+
+def events(folder, kind):
+    return [event for event in read(Path(folder) / "ledger.jsonl") if event["event"] == kind]
+
+
+def scores(folder):
+    return list(read(Path(folder) / "scores.jsonl"))
+
+
+def cohorts(folder):
+    """Who was asked in each round."""
+    asked = {}
+    for event in events(folder, "task"):
+        asked.setdefault(event["round"], []).append(event["client"])
+    return asked
+
+
+def kept(folder):
+    """The newest checkpoint's round and what it holds."""
+    with RunFolder.open(Path(folder)) as opened:
+        round, payload = opened.checkpoints.latest(lambda text: None)
+    return round, unpack(payload)

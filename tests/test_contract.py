@@ -1,0 +1,364 @@
+"""The contract: every method through the same checks.
+
+A method is covered as soon as `potluck.methods.METHODS` lists it. It owes this file one line under `DEGENERATES`: the
+settings under which it is FedAvg on equal devices, or why there are none.
+"""
+
+import json
+import math
+from dataclasses import dataclass, fields, replace
+from functools import cache
+
+import pytest
+import torch
+
+from potluck.core import Model, Round, digest, settings, stream
+from potluck.engines import Desk, Serial
+from potluck.methods import METHODS
+from potluck.run import assemble, door, experiment, resume, run
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method under some settings of its own."""
+
+    name: str
+    own: tuple[tuple[str, object], ...] = ()
+
+    @property
+    def method(self):
+        return {"name": self.name, **dict(self.own)}
+
+    def __str__(self):
+        return "-".join([self.name, *(f"{value}" for _, value in self.own)])
+
+
+VARIANTS = [
+    Case("fedavg", (("share", "layerwise"),)),
+    Case("fedavg", (("share", "per_arch"),)),
+    Case("fedavg", (("weighting", "uniform"),)),
+    Case("fedprox", (("share", "layerwise"),)),
+    Case("fedadam", (("share", "layerwise"),)),
+    Case("fedadam", (("share", "per_arch"),)),
+    Case("exclusivefl", (("sampling", "eligible"),)),
+]
+CASES = [*(Case(name) for name in METHODS), *VARIANTS]
+
+
+@dataclass(frozen=True)
+class Neutral:
+    """On equal devices the method with these settings is FedAvg: bit for bit, or within this much."""
+
+    own: dict
+    within: float = 0.0
+
+
+ADAPTIVE = {
+    "lr": 1e6,
+    "beta1": 0.0,
+    "tau": 1e6,
+}  # a step divided by (its size + tau) and multiplied by lr = tau: itself
+DEGENERATES = {
+    "fedavg": Neutral({}),
+    "fedprox": Neutral({"mu": 0.0}),
+    "fedavgm": Neutral({"server": {"name": "momentum", "beta": 0.0}}, 1e-6),
+    "fedadam": Neutral({"server": {"name": "adam", **ADAPTIVE}}, 1e-5),
+    "fedyogi": Neutral({"server": {"name": "yogi", **ADAPTIVE}}, 1e-5),
+    "fedadagrad": Neutral({"server": {"name": "adagrad", **ADAPTIVE}}, 1e-5),
+    "fedadamw": Neutral({"server": {"name": "adamw", "lr": 1e6, "beta1": 0.0, "eps": 1e6}}, 1e-5),
+    "alllarge": Neutral({}),
+    "allsmall": Neutral({}),
+    "exclusivefl": Neutral({}),
+    "local": "nothing is shared: there is no model to compare with FedAvg's",
+}
+
+
+def plain(case, **changes):
+    """A federation of 3 x 3 unequal devices with unequal data."""
+    base = {
+        "rounds": 4,
+        "cohort": 5,
+        "data": {"clients": 9, "partition": "dirichlet", "alpha": 0.5},
+        "model": {"name": "mlp", "hidden": 8, "depth": 3},
+        "tier": [{"name": name, "depth": depth} for name, depth in (("small", 1), ("medium", 2), ("large", 3))],
+        "method": case.method,
+        "local": {"lr": 0.1, "epochs": 1, "batch": 16},
+        "score": {"every": 2, "clients": 3},
+        "run": {"engine": "serial"},
+    }
+    return {**base, **changes}
+
+
+EQUAL = [{"name": "everyone", "depth": 3}]
+
+
+@pytest.fixture(params=CASES, ids=str)
+def case(request):
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def ran(tmp_path_factory):
+    """Runs a case, once for each set of changes."""
+
+    @cache
+    def done(case, changes):
+        return run(experiment(plain(case, **json.loads(changes))), tmp_path_factory.mktemp("contract") / "run")
+
+    return lambda case, **changes: done(case, json.dumps(changes))
+
+
+@dataclass
+class Table:
+    """A federation laid out for single rounds."""
+
+    case: Case
+    changes: dict
+
+    def __post_init__(self):
+        self.setup = assemble(experiment(plain(self.case, **self.changes)))
+        self.method, self.zoo = self.setup.world.method, self.setup.world.zoo
+        self.crew = self.setup.crew
+        self.memories = {}
+        self.desk = Desk(Serial(self.setup.world), self.method, self.zoo, recall=self.memories.get)
+
+    def init(self):
+        return self.method.init(self.zoo, stream(0, "init"))
+
+    def round(self, state, index=0, order=lambda cohort: cohort, size=9):
+        """A committed round of `size` clients in this order."""
+        self.session = self.desk.open(index)
+
+        def recruit(wanted):
+            return order(self.crew.cohort(index, size, wanted))
+
+        cohort = recruit(lambda client: True)
+        now = Round(index, cohort, 9, self.zoo, 0, self.session.send, self.session.fold, recruit)
+        state = self.method.round(state, now)
+        self.session.close()
+        self.memories |= {client: (index, memory) for client, memory in self.session.staged.items()}
+        return state
+
+
+def table(case, **changes):
+    return Table(case, changes)
+
+
+def tensors(value, path=""):
+    """Every tensor in a state or a memory, by its path."""
+    if isinstance(value, torch.Tensor):
+        return {path: value}
+    if isinstance(value, Model):
+        return tensors(value.arrays or {}, path)
+    items = value if isinstance(value, dict) or hasattr(value, "items") else vars(value)
+    return {k: t for name, item in items.items() if _holds(item) for k, t in tensors(item, f"{path}/{name}").items()}
+
+
+def _holds(item):
+    return isinstance(item, torch.Tensor | Model) or hasattr(item, "items")
+
+
+def memories(made):
+    return {client: memory for client, (_, memory) in made.memories.items()}
+
+
+def lines(result, name):
+    return [json.loads(line) for line in (result.folder / name).read_text().splitlines()]
+
+
+def told(result):
+    """The ledger, less what a clock measured."""
+    found = lines(result, "ledger.jsonl")
+    for line in found:
+        line.pop("seconds", None)
+        line.pop("time", None)
+        line.get("measured", {}).pop("seconds", None)
+    return found
+
+
+def finite(value):
+    """Whether every number in plain values is finite."""
+    if isinstance(value, dict):
+        return all(map(finite, value.values()))
+    if isinstance(value, list):
+        return all(map(finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def test_every_method_says_how_it_becomes_fedavg_or_why_it_does_not():
+    assert set(DEGENERATES) == set(METHODS), "add a line to DEGENERATES for a new method"
+    assert all(isinstance(line, Neutral) or (isinstance(line, str) and line) for line in DEGENERATES.values())
+
+
+def test_settings_survive_json(case):
+    made = door.method(case.method, experiment(plain(case)).local)
+    again = json.loads(json.dumps(settings(made)))
+    local = experiment(plain(case)).local
+    assert door.method({"name": case.name, **again}, local) == made
+    assert hash(made) == hash(door.method({"name": case.name, **again}, local))
+
+
+def test_every_setting_that_is_changed_arrives(case):
+    """A method's numbers, each moved a little, come back moved."""
+    made = door.method(case.method, experiment(plain(case)).local)
+    for field in fields(made):
+        value = getattr(made, field.name)
+        if isinstance(value, float):
+            moved = replace(made, **{field.name: value + 0.25})
+            assert door.method({"name": case.name, **json.loads(json.dumps(settings(moved)))}, made.local) == moved
+
+
+@pytest.mark.parametrize("engine", [{"engine": "wire"}, {"engine": "pool", "workers": 2}], ids=["wire", "pool"])
+def test_every_engine_gives_the_same_bits(case, ran, engine):
+    reference, other = ran(case), ran(case, run=engine)
+    assert other.weights_sha256 == reference.weights_sha256
+    assert lines(other, "scores.jsonl") == lines(reference, "scores.jsonl")
+    assert told(other) == told(reference)
+
+
+def test_the_given_state_is_untouched(case):
+    made = table(case)
+    state = made.round(made.init())
+    given, kept = tensors(state), {path: tensor.clone() for path, tensor in tensors(state).items()}
+    remembered = {path: tensor.clone() for path, tensor in tensors(memories(made)).items()}
+    before = dict(made.memories)
+    after = made.round(state, 1)
+    assert after is not state or not given
+    assert all(torch.equal(given[path], tensor) for path, tensor in kept.items())
+    assert tensors(state).keys() == kept.keys()
+    held = tensors({client: memory for client, (_, memory) in before.items()})
+    assert all(torch.equal(held[path], tensor) for path, tensor in remembered.items())
+    if not isinstance(DEGENERATES[case.name], str):
+        assert digest(tensors(after)) != digest(kept)
+
+
+def test_a_resumed_run_equals_one_that_never_stopped(case, ran, tmp_path):
+    run(experiment(plain(case, rounds=2)), tmp_path / "run")
+    resumed, whole = resume(tmp_path / "run", rounds=4), ran(case)
+    assert resumed.weights_sha256 == whole.weights_sha256
+    assert lines(resumed, "scores.jsonl") == lines(whole, "scores.jsonl")
+    assert told(resumed) == told(whole)
+    assert resumed.rounds == 4
+
+
+def test_permuting_the_cohort_changes_nothing_beyond_rounding(case):
+    found = []
+    for order in (list, lambda cohort: cohort[::-1], lambda cohort: cohort[4:] + cohort[:4]):
+        made = table(case)
+        state = made.round(made.round(made.init(), 0, order), 1, order)
+        found.append({**tensors(state), **tensors(memories(made))})
+        assert made.session.accepted > 0
+    first, *others = found
+    assert first
+    for other in others:
+        assert other.keys() == first.keys()
+        assert all(torch.allclose(other[path], tensor, rtol=1e-5, atol=1e-6) for path, tensor in first.items())
+
+
+def test_a_client_dropped_at_random_is_survived(case, ran):
+    result = ran(case, fleet={"dropout": 0.4})
+    tasks = [line for line in told(result) if line["event"] == "task"]
+    assert {line["outcome"] for line in tasks} == {"accepted", "absent"}
+    assert {line["reason"] for line in tasks if line["outcome"] == "absent"} == {"dropped out"}
+    assert result.rounds == 4
+    assert finite(lines(result, "scores.jsonl"))
+
+
+def test_everything_is_finite(case, ran):
+    result = ran(case)
+    assert finite(told(result))
+    assert finite(lines(result, "scores.jsonl"))
+    assert finite(result.plain())
+    made = table(case)
+    state = made.round(made.round(made.init()), 1)
+    numbers = {**tensors(state), **tensors(memories(made))}
+    assert numbers
+    assert all(bool(tensor.isfinite().all()) for tensor in numbers.values())
+
+
+def test_bytes_in_the_ledger_are_the_size_of_the_part(case):
+    made = table(case)
+    state = made.init()
+    clients = {client.id: client for client in made.crew.cohort(0, 9)}
+    made.round(state)
+    assert made.session.entries
+    for entry in made.session.entries:
+        model = made.method.serve(state, clients[entry.task.to], made.zoo)
+        numbers = sum(tensor.numel() for tensor in model.arrays.values()) if model else 0
+        assert (entry.cost.bytes_down, entry.cost.bytes_up) == (4 * numbers, 4 * numbers)
+
+
+def numbers(depth):
+    """Weights and biases of the stem (64 inputs), of each block, and of the head (10 classes), 8 units wide."""
+    return (64 * 8 + 8) + depth * (8 * 8 + 8) + (8 * 10 + 10)
+
+
+@pytest.mark.parametrize(
+    ("case", "depths"),
+    [
+        (Case("fedavg"), {"small": 3, "medium": 3, "large": 3}),
+        (VARIANTS[0], {"small": 1, "medium": 2, "large": 3}),
+        (VARIANTS[1], {"small": 1, "medium": 2, "large": 3}),
+        (Case("alllarge"), {"small": 3, "medium": 3, "large": 3}),
+        (Case("allsmall"), {"small": 1, "medium": 1, "large": 1}),
+        (Case("exclusivefl"), {"large": 3}),
+        (Case("local"), {"small": None, "medium": None, "large": None}),
+    ],
+    ids=str,
+)
+def test_bytes_by_hand(case, depths, ran):
+    tasks = [line for line in told(ran(case)) if line["event"] == "task"]
+    found = {line["tier"]: line["measured"] for line in tasks}
+    expected = {tier: 0 if depth is None else 4 * numbers(depth) for tier, depth in depths.items()}
+    assert found == {tier: {"bytes_down": size, "bytes_up": size} for tier, size in expected.items()}
+
+
+def test_zero_local_steps_leave_the_model_bit_identical(case):
+    made = table(case, local={"lr": 0.1, "steps": 0})
+    state = made.init()
+    after = made.round(made.round(state), 1)
+    assert made.session.accepted > 0
+    assert digest(tensors(Served(after))) == digest(tensors(Served(state)))
+
+
+class Served:
+    """A state without what only its server rule remembers."""
+
+    def __init__(self, state):
+        self.__dict__.update({name: value for name, value in vars(state).items() if name != "slots"})
+
+
+def test_a_run_of_zero_local_steps_finishes(case, ran):
+    result = ran(case, local={"lr": 0.1, "steps": 0})
+    assert result.rounds == 4
+    assert finite(lines(result, "scores.jsonl"))
+
+
+def test_on_equal_devices_and_with_neutral_settings_it_is_fedavg(case):
+    neutral = DEGENERATES[case.name]
+    if isinstance(neutral, str):
+        assert neutral
+        return
+    own = tuple({**dict(case.own), **neutral.own}.items())
+    same = table(Case(case.name, own), tier=EQUAL)
+    weighting = tuple((name, value) for name, value in case.own if name == "weighting")
+    fedavg = table(Case("fedavg", weighting), tier=EQUAL)
+    ours, theirs = same.init(), fedavg.init()
+    for index in range(2):
+        ours, theirs = same.round(ours, index, size=5), fedavg.round(theirs, index, size=5)
+    assert digest(theirs.model.arrays) != digest(fedavg.init().model.arrays)
+    if neutral.within:
+        for name, tensor in theirs.model.arrays.items():
+            assert torch.allclose(ours.model.arrays[name], tensor, rtol=0, atol=neutral.within), name
+    else:
+        assert digest(ours.model.arrays) == digest(theirs.model.arrays)
+
+
+def test_methods_meet_the_same_clients(ran):
+    """Paired comparisons are valid: for a given seed and round, sampling does not depend on the method."""
+
+    def met(name):
+        return [(line["round"], line["client"]) for line in told(ran(Case(name))) if line["event"] == "task"]
+
+    assert met("fedavg") == met("fedprox") == met("fedadam") == met("allsmall") == met("local")
+    assert set(met("exclusivefl")) < set(met("fedavg"))
