@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from potluck.core import Device, Edit, Grads, Local, Reply, Task
+from potluck.core import Device, Edit, Grads, Local, Reply, Task, Zoo
 from potluck.methods import FedAvg
 from potluck.run import run
 
@@ -31,7 +31,7 @@ class RootAvg(FedAvg):
     power: float = 0.5
     most: float = 0.1
 
-    def weigh(self, reply: Reply) -> float:
+    def weigh(self, reply: Reply, zoo: Zoo) -> float:
         return float(reply.weight**self.power)
 
     def edits(self, task: Task, device: Device) -> Sequence[Edit]:

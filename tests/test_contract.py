@@ -12,7 +12,7 @@ from functools import cache
 import pytest
 import torch
 
-from potluck.core import Model, Round, digest, settings, stream
+from potluck.core import Client, Model, Round, digest, settings, stream
 from potluck.engines import Desk, Serial
 from potluck.methods import METHODS
 from potluck.run import assemble, door, experiment, resume, run
@@ -70,6 +70,10 @@ DEGENERATES = {
     "allsmall": Neutral({}),
     "exclusivefl": Neutral({}),
     "local": "nothing is shared: there is no model to compare with FedAvg's",
+    "heterofl": Neutral({"weighting": "samples", "label_mask": False}),
+    "feddropout": Neutral({"weighting": "samples", "label_mask": False}),
+    "fedrolex": Neutral({"weighting": "samples", "label_mask": False, "step": 0}),
+    "fjord": Neutral({"widths": [1.0], "distill": False}),
 }
 
 
@@ -80,7 +84,7 @@ def plain(case, **changes):
         "cohort": 5,
         "data": {"clients": 9, "partition": "dirichlet", "alpha": 0.5},
         "model": {"name": "mlp", "hidden": 8, "depth": 3},
-        "tier": [{"name": name, "depth": depth} for name, depth in (("small", 1), ("medium", 2), ("large", 3))],
+        "tier": NARROW if case.name in BY_WIDTH else SHALLOW,
         "method": case.method,
         "local": {"lr": 0.1, "epochs": 1, "batch": 16},
         "score": {"every": 2, "clients": 3},
@@ -89,7 +93,11 @@ def plain(case, **changes):
     return {**base, **changes}
 
 
-EQUAL = [{"name": "everyone", "depth": 3}]
+SHALLOW = [{"name": name, "depth": depth} for name, depth in (("small", 1), ("medium", 2), ("large", 3))]
+NARROW = [{"name": name, "width": width} for name, width in (("small", 0.2), ("medium", 0.6), ("large", 1.0))]
+BY_WIDTH = {"heterofl", "feddropout", "fedrolex", "fjord"}
+"""Methods whose tiers differ in width; the others' differ in depth."""
+EQUAL = [{"name": "everyone"}]
 
 
 @pytest.fixture(params=CASES, ids=str)
@@ -331,6 +339,27 @@ class Served:
 def test_a_run_of_zero_local_steps_finishes(case, ran):
     result = ran(case, local={"lr": 0.1, "steps": 0})
     assert result.rounds == 4
+    assert finite(lines(result, "scores.jsonl"))
+    assert finite(told(result))
+
+
+@pytest.mark.parametrize("case", [VARIANTS[0], VARIANTS[1], VARIANTS[4]], ids=str)
+def test_a_largest_tier_that_stays_away_keeps_its_bits_and_is_missed(case, ran):
+    """FAULTS 11: the large tier's share is too small for a single client."""
+    shares = {"small": 1.0, "medium": 1.0, "large": 0.001}
+    tiers = [{"name": name, "depth": 1 + number, "share": share} for number, (name, share) in enumerate(shares.items())]
+    made = table(case, tier=tiers)
+    start = made.init()
+    after = made.round(made.round(start), 1)
+    large = next(tier for tier in made.zoo.tiers if tier.name == "large")
+    old, new = (made.method.serve(state, Client("c0", large), made.zoo).arrays for state in (start, after))
+    own = [name for name in old if name.startswith("body.2") or "per_arch" in str(case)]
+    assert len(own) == (10 if "per_arch" in str(case) else 2)
+    assert digest({name: new[name] for name in own}) == digest({name: old[name] for name in own})
+    result = ran(case, tier=tiers)
+    (warning,) = [line["text"] for line in told(result) if line["event"] == "warning"]
+    assert warning.startswith("round 3: nothing from tier 'large' for 3 rounds")
+    assert f"{made.session.coverage:.0%} of the model was trained" in warning
     assert finite(lines(result, "scores.jsonl"))
 
 

@@ -131,6 +131,16 @@ class Echo:
         os.kill(os.getpid(), signal.SIGKILL)
 
     @on_client
+    def draw(self, task, device):
+        return Reply(metrics={"drawn": torch.randint(0, 10**9, (2,), generator=device.rng).tolist()})
+
+    draw_too = on_client(lambda self, task, device: self.draw(task, device))
+
+    @on_client
+    def hang(self, task, device):
+        signal.pause()
+
+    @on_client
     def where(self, task, device):
         return Reply(metrics={"pid": os.getpid()})
 

@@ -1,5 +1,6 @@
 """What clients remember: staged while a round runs, kept only when it is accepted and committed."""
 
+import json
 from dataclasses import dataclass
 
 import pytest
@@ -139,6 +140,17 @@ def test_a_run_remembers_between_checkpoints_too(tmp_path, every):
     run(settings, tmp_path / "a", method=Keeper())
     with RunFolder.open(tmp_path / "a") as folder:
         assert {unpack(folder.memories.read(client)[1])["w"].tolist()[0] for client in ("c0", "c1", "c2")} == {5.0}
+
+
+def test_a_memorys_version_is_the_round_it_was_written_in(tmp_path):
+    """Clients that were not asked are not written again."""
+    settings = experiment({**SMALL, "cohort": 1, "data": {"clients": 4}, "rounds": 6, "run": {"engine": "serial"}})
+    run(settings, tmp_path / "a", method=Keeper())
+    lines = [json.loads(line) for line in (tmp_path / "a" / "ledger.jsonl").read_text().splitlines()]
+    asked = {line["client"]: line["round"] for line in lines if line["event"] == "task"}
+    with RunFolder.open(tmp_path / "a") as folder:
+        assert len(asked) > 1
+        assert {client: folder.memories.read(client)[0] for client in asked} == asked
 
 
 def test_an_attempt_that_missed_its_quorum_leaves_no_memory(tmp_path):

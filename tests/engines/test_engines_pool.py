@@ -165,6 +165,18 @@ def test_close_ends_workers_that_are_busy():
     assert all_gone(started)
 
 
+def test_a_send_that_is_given_up_holds_nobody_up_and_leaves_nobody_behind():
+    with federation(Echo(), "pool", workers=1) as made:
+        replies = made.desk.open(0).send([Task("echo", "c0"), Task("hang", "c1"), Task("hang", "c2")])
+        next(replies)
+        assert len(made.desk.engine._busy) == 1
+        replies.close()
+        assert not made.desk.engine._busy  # else the next send would wait for ever
+        assert [reply.task.to for reply in made.desk.open(1).send([Task("echo", "c3")])] == ["c3"]
+        started = family(os.getpid())
+    assert all_gone(started)
+
+
 PARENT = """
 import sys
 sys.path.insert(0, sys.argv[1])

@@ -71,6 +71,18 @@ def test_an_undrained_send_is_an_error(engine):
         session.close()
 
 
+def test_a_drained_send_does_not_excuse_an_undrained_one(engine):
+    with federation(Echo(), engine) as made:
+        session = made.desk.open(0)
+        undrained, drained = session.send(asked(3)), session.send(asked(3, "look"))
+        next(undrained)
+        list(drained)
+        with pytest.raises(RuntimeError, match="undrained"):
+            session.close()
+        list(undrained)
+        session.close()
+
+
 def test_a_send_that_was_given_up_does_no_harm_to_the_next(engine):
     with federation(Echo(), engine) as made:
         given_up = made.desk.open(0).send(asked(12))
@@ -175,6 +187,44 @@ def test_the_aggregate_equals_the_survivors_aggregate_exactly(engine, odd):
         survivors = made.round(made.init(), without=("c1", "c3"))
     assert digest(with_failures.model.arrays) == digest(survivors.model.arrays)
     assert digest(survivors.model.arrays) != digest(made.init().model.arrays)
+
+
+class Positions:
+    """A mean that remembers only who was added, and where."""
+
+    def __init__(self):
+        self.added = []
+
+    def add(self, arrays, held, weight=1.0, position=None):
+        self.added.append((held, weight, position))
+
+    def coverage(self):
+        return 0.25
+
+
+def test_fold_adds_every_reply_at_its_tasks_own_position(engine):
+    """Absent clients leave gaps, so that blocks of sixteen are the same whoever fails."""
+    with federation(Odd(Local(steps=1), odd="boom", who=("c0", "c2")), engine) as made:
+        mean, session = Positions(), made.desk.open(0)
+        tasks = (Task("train", f"c{n}", models={"model": ZOO.fresh(FULL, torch.Generator())}) for n in range(5))
+        held = {f"c{n}": f"part of c{n}" for n in range(5)}
+        replies = session.fold(tasks, mean, held, lambda reply: reply.weight * 2)
+        session.close()
+    assert [reply.task.to for reply in replies] == ["c1", "c3", "c4"]
+    sevenths = {n: ((5 + n) / 7 + 0.1) * 2 for n in (1, 3, 4)}
+    assert mean.added == [(f"part of c{n}", weight, n) for n, weight in sevenths.items()]
+    assert session.coverage == 0.25
+
+
+def test_every_task_draws_from_a_stream_of_its_own_and_again_the_same(engine):
+    tasks = [Task(verb, to, key) for verb in ("draw", "draw_too") for to in ("c0", "c1") for key in ("", "again")]
+
+    def drawn(index):
+        return [tuple(reply.metrics["drawn"]) for reply in made.desk.open(index).send(tasks)]
+
+    with federation(Echo(), engine) as made:
+        assert drawn(0) == drawn(0)
+        assert len({*drawn(0), *drawn(1)}) == 16
 
 
 def test_fold_gives_replies_back_without_the_folded_numbers():

@@ -42,6 +42,15 @@ def test_a_saved_network_comes_back_ready_to_evaluate(folder, model):
     assert sorted(each.name for each in folder.iterdir()) == ["model.json", "model.safetensors"]
 
 
+def test_a_network_of_tokens_comes_back(tmp_path):
+    spec = make_spec("bert", hidden=8, heads=2, ffn=6, vocab=12, input=(5,), classes=3)
+    model = Menagerie(spec).fresh(spec, stream(0))
+    save(tmp_path, model)
+    net = load(tmp_path)
+    assert digest(net.state_dict()) == digest(model.arrays)
+    assert net(torch.ones(2, 5, dtype=torch.long)).shape == (2, 3)
+
+
 def test_tensors_that_are_views_of_each_other_are_saved(tmp_path, model):
     weights = torch.arange(2 * 36.0).view(2, 4, 3, 3)
     arrays = {**model.arrays, "stem.conv.weight": weights[0].unsqueeze(1), "stem.norm.weight": weights[0, :, 0, 0]}

@@ -7,6 +7,7 @@ from potluck.core import Axis, Model, SettingsError, Spec, Tier, digest, stream
 from potluck.models import Menagerie, make_spec, tier_spec
 
 DIGITS = {"input": (1, 8, 8), "classes": 10}
+WORDS = {"input": (8,), "classes": 10}
 SPECS = {
     "mlp": make_spec("mlp", **DIGITS),
     "mlp-running": make_spec("mlp", norm="running", hidden=6, depth=12, **DIGITS),
@@ -18,6 +19,13 @@ SPECS = {
     "resnet": make_spec("resnet14", width=4, **DIGITS),
     "resnet-bare": make_spec("resnet10", width=3, norm="none", stem="stride4", **DIGITS),
     "resnet-running": make_spec("resnet10", width=3, norm="running", **DIGITS),
+    "bottleneck": make_spec("resnet", block="bottleneck", depth=(1, 2, 1, 1), width=3, **DIGITS),
+    "preresnet": make_spec("preresnet18", width=3, **DIGITS),
+    "mobilenet": tier_spec(make_spec("mobilenet_v2", **DIGITS), 0.1),
+    "transformer": make_spec("transformer", hidden=12, ffn=10, heads=3, **WORDS),
+    "transformer-bare": make_spec("transformer", hidden=12, ffn=10, heads=3, depth=1, norm="none", **WORDS),
+    "bert": make_spec("bert", hidden=12, ffn=10, heads=3, **WORDS),
+    "bert-tags": make_spec("bert", hidden=12, ffn=10, heads=3, output="tokens", vocab=20, norm="none", **WORDS),
 }
 every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 
@@ -113,8 +121,11 @@ def test_two_births_from_one_generator_differ():
     assert digest(zoo.fresh(zoo.full, rng).arrays) != digest(zoo.fresh(zoo.full, rng).arrays)
 
 
-def test_neither_birth_nor_build_nor_cost_touches_torch_s_own_generator():
-    zoo = Menagerie(make_spec("resnet10", width=5, norm="running", **DIGITS))
+@pytest.mark.parametrize(
+    "spec", [make_spec("resnet10", width=5, norm="running", **DIGITS), make_spec("bert", vocab=50, **WORDS)]
+)
+def test_neither_birth_nor_build_nor_cost_touches_torch_s_own_generator(spec):
+    zoo = Menagerie(spec)
     before = torch.get_rng_state()
     model = zoo.fresh(zoo.full, stream(0))
     zoo.build(model)
@@ -202,6 +213,9 @@ def test_blocks_are_counted_in_forward_order_within_the_network():
         ("resnet", ("body.0", "body.1", "body.2", "body.3"), [4, 8, 16, 32]),
         ("lenet", ("stem", "body.0"), [6, 16]),
         ("cnn", ("body.0", "body.1", "body.2"), [32, 32, 32]),
+        ("preresnet", ("body.0", "body.1", "body.2", "body.3"), [3, 6, 12, 24]),
+        ("bottleneck", ("body.0", "body.1", "body.2", "body.3"), [12, 24, 48, 96]),
+        ("mobilenet", ("body.1", "body.2", "body.4", "body.6"), [3, 4, 10, 32]),  # tenths of 24, 32, 96 and 320
         ("mlp", ("body.0", "body.1"), [64, 64]),
     ],
 )
@@ -214,6 +228,66 @@ def test_taps_are_modules_whose_outputs_have_the_channels_of_their_stage(name, t
         net.get_submodule(tap).register_forward_hook(lambda module, given, output: seen.append(output.shape[1]))
     net(torch.zeros(2, 1, 8, 8))
     assert seen == channels
+
+
+@pytest.mark.parametrize(("name", "layers"), [("transformer", 3), ("bert", 2)])
+def test_taps_of_texts_are_the_layers_whose_outputs_have_the_units_of_the_stream_last(name, layers):
+    zoo = Menagerie(SPECS[name])
+    net = zoo.build(Model(zoo.full), stream(0))
+    seen = []
+    for tap in zoo.taps(zoo.full):
+        net.get_submodule(tap).register_forward_hook(lambda module, given, output: seen.append(tuple(output.shape)))
+    net(torch.ones(2, 8, dtype=torch.long))
+    assert seen == [(2, 8, 12)] * layers
+
+
+def test_what_closes_a_body_belongs_to_no_block():
+    for name, last in (("preresnet", "body.last.norm.weight"), ("mobilenet", "body.last.conv.weight")):
+        zoo = Menagerie(SPECS[name])
+        assert zoo.block(zoo.full, last) is None
+    zoo = Menagerie(SPECS["mobilenet"])
+    assert zoo.block(zoo.full, "body.3.3.each.conv.weight") == 1 + 2 + 3 + 3
+
+
+def test_a_depthwise_convolution_has_its_channels_once():
+    axes = Menagerie(SPECS["mobilenet"]).axes(SPECS["mobilenet"])
+    hidden, stem = Axis("stage1.1", 15), Axis("stem", 4)  # tenths of 144 and 32
+    assert axes["body.1.1.expand.conv.weight"] == (hidden, Axis("stage1", 3))
+    assert axes["body.1.1.each.conv.weight"] == (hidden, None)
+    assert axes["body.1.1.project.conv.weight"] == (Axis("stage1", 3), hidden)
+    assert axes["body.0.0.each.conv.weight"] == (stem, None)
+
+
+def test_query_and_key_share_units_of_each_head_and_value_and_output_share_others():
+    axes = Menagerie(SPECS["transformer"]).axes(SPECS["transformer"])
+    residual, compared, carried = Axis("stream", 12), Axis("layer1.qk", 4, outer=3), Axis("layer1.v", 4, outer=3)
+    place = "body.1.attention."
+    assert axes[place + "query.weight"] == axes[place + "key.weight"] == (compared, residual)
+    assert (axes[place + "key.bias"], axes[place + "value.bias"]) == ((compared,), (carried,))
+    assert axes[place + "value.weight"] == (carried, residual)
+    assert axes[place + "output.weight"] == (residual, carried)
+    assert axes["stem.token.weight"] == axes["stem.position.weight"] == (None, residual)
+    assert axes["head.output.weight"] == (None, Axis("decoder", 12))
+
+
+def test_the_work_of_a_network_of_tokens_is_what_one_counts_by_hand():
+    # 2 tokens of 4 units, one layer of one head, no dropout. Weights: query, key, value, output 4 x 16, feed-forward
+    # 2 x 12, decoder 16 and 4 x 5. Twice that per token forward, and twice again backward, for the weights and for
+    # the inputs (all have some: embeddings). Attention: two products of 2 x 2 x 4 forward, four backward.
+    options = {"hidden": 4, "heads": 1, "ffn": 3, "depth": 1, "dropout": 0}
+    spec = make_spec("transformer", input=(2,), classes=5, **options)
+    work = Menagerie(spec).cost(spec, 7)
+    assert work.flops == 7 * 3 * 2 * (2 * (64 + 24 + 16 + 20) + 2 * 16)
+    # Tables 5 x 4 and 2 x 4, biases 16 + 7 + 4 + 5, four norms of 4 + 4.
+    assert work.parameters == 124 + 28 + 32 + 32
+
+
+@every_spec
+def test_work_is_a_straight_line_in_the_batch(spec):
+    zoo = Menagerie(spec)
+    one, two, three = (zoo.cost(spec, batch) for batch in (1, 2, 3))
+    assert two.flops - one.flops == three.flops - two.flops == one.flops > 0
+    assert two.activation_bytes - one.activation_bytes == three.activation_bytes - two.activation_bytes > 0
 
 
 def test_the_work_of_linear_layers_is_what_one_counts_by_hand():

@@ -1,22 +1,28 @@
 """The networks: their counts, their names, their norms."""
 
+import math
+
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from potluck.core import Model, stream
 from potluck.models import Menagerie, make_spec
 
-NAMES = ("mlp", "lenet", "cnn", "resnet10")
-NORMS = ("static", "running", "group", "none")
+NAMES = ("mlp", "lenet", "cnn", "resnet10", "resnet50", "preresnet18", "mobilenet_v2")
+NORMS = ("static", "running", "counted", "group", "none")
 DIGITS = {"input": (1, 8, 8), "classes": 10}
 
 
 def small(name, norm="none", **options):
     """A little network of each family."""
-    if name.startswith("resnet"):
+    if "resnet" in name:
         options = {"width": 4, **options}
-    return make_spec(name, norm=norm, **{**DIGITS, **options})
+    if name == "resnet50":
+        options = {"name": "resnet", "block": "bottleneck", "depth": (1, 1, 1, 1), **options}
+    spec = make_spec(options.pop("name", name), norm=norm, **{**DIGITS, **options})
+    return Menagerie(spec).narrow(spec, 0.2) if name == "mobilenet_v2" else spec
 
 
 def born(spec):
@@ -25,6 +31,12 @@ def born(spec):
 
 def count(spec):
     return sum(weight.numel() for weight in born(spec).parameters())
+
+
+def trained(spec):
+    """Shapes of the weights."""
+    zoo = Menagerie(spec)
+    return {name: entry for name, entry in zoo.shapes(spec).items() if name not in zoo.buffers(spec)}
 
 
 def test_a_tiny_mlp_has_the_parameters_one_counts_by_hand():
@@ -49,6 +61,93 @@ def test_resnets_have_the_parameters_of_the_fedin_paper():
     assert round(sum(counts) / 5e6, 3) == 12.280
 
 
+def test_bottleneck_resnets_have_the_parameters_one_counts_by_hand():
+    # A stem of 27 x 64 and its norm; in each stage of inner width w and stream 4w, after a stream of b:
+    # 1x1 b -> w, 3x3 w -> w, 1x1 w -> 4w with norms, a shortcut b -> 4w with a norm; further blocks from 4w; a head.
+    def by_hand(*depth):
+        total, before = 27 * 64 + 2 * 64, 64
+        for stage, blocks in enumerate(depth):
+            width = 64 * 2**stage
+            rest = 9 * width**2 + 4 * width**2 + 2 * (width + width + 4 * width)
+            total += before * width + rest + before * 4 * width + 2 * 4 * width
+            total += (blocks - 1) * (4 * width * width + rest)
+            before = 4 * width
+        return total + 2048 * 10 + 10
+
+    specs = [make_spec(f"resnet{layers}", input=(3, 32, 32), classes=10) for layers in (50, 101, 152)]
+    counts = [sum(math.prod(shape) for shape, _ in trained(spec).values()) for spec in specs]
+    assert counts == [by_hand(3, 4, 6, 3), by_hand(3, 4, 23, 3), by_hand(3, 8, 36, 3)]
+    assert [round(count / 1e6, 2) for count in counts] == [23.52, 42.51, 58.16]
+
+
+def test_preresnet18_has_the_parameters_one_counts_by_hand():
+    # Against resnet18 (11,173,962): the norms of the stem (128) and of the three shortcuts (2 x 896) are gone, each
+    # stage's first norm is as wide as the stage before (2 x 448 fewer), and there is a last norm (1024).
+    spec = make_spec("preresnet18", input=(3, 32, 32), classes=10)
+    assert Menagerie(spec).cost(spec, 1).parameters == 11_173_962 - 128 - 2 * 896 - 2 * 448 + 1024
+
+
+def test_mobilenet_has_the_parameters_of_the_paper_s_network_with_ten_classes():
+    # The paper's network has 3,504,872 with a head of 1280 x 1000 + 1000; strides do not count.
+    spec = make_spec("mobilenet_v2", input=(3, 32, 32), classes=10)
+    assert Menagerie(spec).cost(spec, 1).parameters == 3_504_872 - 1281 * 1000 + 1281 * 10
+
+
+def test_mobilenet_halves_a_32x32_map_three_times():
+    net = born(small("mobilenet_v2", input=(3, 32, 32)))
+    x, sides = net.stem(torch.zeros(1, 3, 32, 32)), []
+    for stage in net.body[:-1]:
+        x = stage(x)
+        sides.append(x.shape[-1])
+    assert sides == [32, 32, 16, 8, 8, 4, 4]
+
+
+def test_mobilenet_blocks_add_their_input_where_the_shape_stays_and_expand_from_the_second_stage_on():
+    net = born(small("mobilenet_v2"))
+    assert [[block.residual for block in stage] for stage in net.body[:-1]] == [
+        [False], [False, True], [False, True, True], [False, True, True, True], [False, True, True],
+        [False, True, True], [False],
+    ]  # fmt: skip
+    silent, x = net.body[1][1], torch.randn(2, 5, 4, 4, generator=stream(6))
+    for weight in silent.project.parameters():
+        nn.init.zeros_(weight)
+    assert torch.equal(silent(x), x)
+    assert net.body[0][0].expand is None
+    assert net.body[1][0].expand is not None
+
+
+def test_a_bottleneck_is_added_to_its_input_and_only_its_second_convolution_has_a_stride():
+    net = born(small("resnet50"))
+    block, x = net.body[1][0], torch.randn(2, 16, 6, 6, generator=stream(6))
+    assert block.first(x).shape == (2, 8, 6, 6)
+    assert block.second(block.first(x)).shape == (2, 8, 3, 3)
+    inside = block.third(block.second(block.first(x)))
+    torch.testing.assert_close(block(x), torch.relu(inside + block.shortcut(x)))
+
+
+def test_the_shortcut_of_a_preactivated_block_reads_the_activated_tensor_and_the_straight_way_the_raw_one():
+    net = born(small("preresnet18"))
+    x = torch.randn(2, 4, 6, 6, generator=stream(6))
+    straight, changing = net.body[0][0], net.body[1][0]
+    inside = straight.second(torch.relu(straight.first(torch.relu(x))))
+    torch.testing.assert_close(straight(x), x + inside)
+    inside = changing.second(torch.relu(changing.first(torch.relu(x))))
+    torch.testing.assert_close(changing(x), changing.shortcut(torch.relu(x)) + inside)
+
+
+def test_the_scaler_of_a_preactivated_network_stands_before_each_norm():
+    net = born(small("preresnet18", scaler=0.25))
+    scaled = [name for name, module in net.named_modules() if type(module).__name__ == "Scaler"]
+    blocks = [f"body.{stage}.{place}" for stage in range(4) for place in range(2)]
+    wanted = [f"{block}.{part}.scaler" for block in blocks for part in ("enter", "between")]
+    assert scaled == [*wanted, "body.last.scaler"]
+    x = torch.tensor([[1.0, -2.0, 0.0, 3.0]])[..., None, None]
+    assert net.body[0][0].enter(x).flatten().tolist() == [4.0, 0.0, 0.0, 12.0]
+    assert net.eval().body[0][0].enter(x).flatten().tolist() == [1.0, 0.0, 0.0, 3.0]
+    static = born(small("preresnet18", "static", scaler=0.25)).body[0][0].enter
+    assert [type(step).__name__ for step in static] == ["Scaler", "BatchNorm", "ReLU"]
+
+
 def test_a_stride4_resnet_enters_its_body_as_64x8x8_and_leaves_it_as_a_vector_of_512():
     net = born(make_spec("resnet10", input=(3, 32, 32), classes=10, stem="stride4"))
     features = net.stem(torch.zeros(2, 3, 32, 32))
@@ -65,7 +164,7 @@ def test_scores_are_head_of_body_of_stem_for_any_input(name, shape):
     assert torch.equal(net(x), net.head(net.body(net.stem(x))))
 
 
-@pytest.mark.parametrize(("name", "least"), [("mlp", 1), ("lenet", 4), ("cnn", 1), ("resnet10", 1)])
+@pytest.mark.parametrize(("name", "least"), [(name, 4 if name == "lenet" else 1) for name in NAMES])
 @pytest.mark.parametrize("stem", ["cifar", "stride4"])
 def test_the_smallest_inputs_are_read(name, least, stem):
     options = {"stem": stem} if name == "resnet10" else {}
@@ -75,7 +174,15 @@ def test_the_smallest_inputs_are_read(name, least, stem):
 @pytest.mark.parametrize("norm", ["static", "running"])
 @pytest.mark.parametrize(
     ("name", "shallow", "deep"),
-    [("mlp", 1, 4), ("cnn", 1, 4), ("resnet", (1, 1, 1, 1), (1, 1, 2, 2)), ("resnet", (1, 1, 2, 2), (3, 3, 3, 3))],
+    [
+        ("mlp", 1, 4),
+        ("cnn", 1, 4),
+        ("resnet", (1, 1, 1, 1), (1, 1, 2, 2)),
+        ("resnet", (1, 1, 2, 2), (3, 3, 3, 3)),
+        ("resnet50", (1, 1, 2, 1), (2, 1, 2, 3)),
+        ("preresnet", (1, 1, 2, 2), (3, 3, 3, 3)),
+        ("mobilenet_v2", (1, 1, 1, 1, 1, 1, 1), (2, 2, 3, 4, 3, 3, 2)),
+    ],
 )
 def test_a_shallow_network_s_names_and_shapes_are_among_a_deep_one_s(name, shallow, deep, norm):
     few, many = (Menagerie(spec).shapes(spec) for spec in (small(name, norm, depth=depth) for depth in (shallow, deep)))
@@ -112,10 +219,11 @@ def test_one_step_of_training_lowers_the_loss_under_every_norm(name, norm):
     before = cross_entropy(net(x), y)
     before.backward()
     assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in net.parameters())
+    steep = sum(weight.grad.square().sum() for weight in net.parameters())
     with torch.no_grad():
         for weight in net.parameters():
-            weight -= 0.01 * weight.grad
-    assert cross_entropy(net(x), y) < before
+            weight -= 0.01 / steep * weight.grad  # so short that the loss falls by 0.01 if it falls straight
+    assert before.item() - cross_entropy(net(x), y).item() == pytest.approx(0.01, rel=0.2)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -155,19 +263,24 @@ def test_a_static_norm_uses_the_batch_in_evaluation_too():
     assert torch.equal(net.train()(x), net.eval()(x))
 
 
-def test_a_static_network_loads_into_its_running_twin():
-    static, running = (Menagerie(spec).shapes(spec) for spec in (small("resnet10", norm) for norm in NORMS[:2]))
-    assert set(running) - set(static) == {name for name in running if "running_" in name or "num_batches" in name}
-    assert set(static) < set(running)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_static_network_s_counting_twin_adds_the_running_statistics_and_nothing_else(name):
+    static = small(name, "static")
+    zoo = Menagerie(static)
+    twin = zoo.counting(static)
+    assert zoo.shapes(static).items() < zoo.shapes(twin).items()
+    added = zoo.shapes(twin).keys() - zoo.shapes(static)
+    assert added == zoo.buffers(twin)
+    assert {each.rpartition(".")[2] for each in added} == {"running_mean", "running_var", "num_batches_tracked"}
 
 
-def test_cumulative_statistics_are_the_mean_over_batches():
+def test_counted_statistics_are_the_mean_over_batches():
     # One feature, batches [1, 3] and [4, 8]: means 2 and 6, variances 2 and 8.
-    norm = born(make_spec("mlp", input=(1,), classes=1, hidden=1, norm="running")).stem.norm
-    norm.momentum = None
+    norm = born(make_spec("mlp", input=(1,), classes=1, hidden=1, norm="counted")).stem.norm
     for batch in ([[1.0], [3.0]], [[4.0], [8.0]]):
         norm(torch.tensor(batch))
     assert (norm.running_mean.item(), norm.running_var.item()) == (4.0, 5.0)
+    assert norm.eval()(torch.tensor([[4.0], [9.0]])).flatten().tolist() == pytest.approx([0.0, 5**0.5], abs=1e-4)
 
 
 def test_group_norm_divides_the_channels_of_every_width():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from potluck.core import Model, stream
-from potluck.models import Menagerie, make_spec
+from potluck.models import Menagerie, make_spec, tier_spec
 from potluck.parts import part
 
 SPECS = {
@@ -13,8 +13,32 @@ SPECS = {
     "lenet-3x3": {"name": "lenet", "input": (1, 8, 8), "classes": 4},
     "cnn": {"width": 7, "input": (2, 9, 8), "classes": 4},
     "resnet": {"width": 3, "depth": (1, 2, 1, 2), "input": (2, 9, 8), "classes": 4},
+    "bottleneck": {
+        "name": "resnet",
+        "block": "bottleneck",
+        "width": 3,
+        "depth": (1, 2, 1, 1),
+        "input": (2, 9, 8),
+        "classes": 4,
+    },
+    "preresnet18": {"width": 3, "input": (2, 9, 8), "classes": 4},
+    "mobilenet_v2": {"input": (2, 9, 8), "classes": 4, "narrow": 0.1},
     "resnet-stride4": {"name": "resnet10", "width": 3, "stem": "stride4", "input": (1, 16, 16), "classes": 4},
 }
+
+
+TEXTS = {
+    "transformer": {"hidden": 12, "heads": 3, "ffn": 7, "depth": 2, "input": (6,), "classes": 11},
+    "transformer-gelu": {
+        "name": "transformer", "hidden": 8, "heads": 2, "ffn": 5, "depth": 1, "activation": "gelu", "input": (4,),
+        "classes": 5,
+    },
+    "bert": {"hidden": 12, "heads": 3, "ffn": 7, "depth": 2, "vocab": 6, "input": (6,), "classes": 4},
+    "bert-tags": {
+        "name": "bert", "hidden": 8, "heads": 4, "ffn": 7, "depth": 1, "vocab": 9, "pad": 3, "count": "words",
+        "output": "tokens", "input": (5,), "classes": 4,
+    },
+}  # fmt: skip
 
 
 def chosen(way, size, rng):
@@ -47,14 +71,39 @@ def silenced(arrays, axes, units, trained):
         axis = axes[name][0]
         if axis is not None:
             others = [unit for unit in range(axis.size) if unit not in units[axis.group]]
-            quiet[name].view(axis.size, axis.inner, -1)[others] = 0
+            quiet[name].view(axis.outer, axis.size, axis.inner, -1)[:, others] = 0
+        elif name.startswith("stem."):  # an embedding: its units are columns
+            axis = axes[name][1]
+            quiet[name][:, [unit for unit in range(axis.size) if unit not in units[axis.group]]] = 0
     return quiet
 
 
-def scores(zoo, spec, arrays, x, training):
-    """In double precision, so that the order of sums does not show."""
+def compared(spec, way, seed, x, training):
+    """Scores of a part, of the whole with the other units silenced, and of the whole."""
+    zoo, rng = Menagerie(spec), stream(seed, spec.key, way)
+    axes, whole = zoo.axes(spec), lively(zoo.fresh(spec, rng).arrays, rng)
+    units = {group: chosen(way, size, rng) for group, size in spec.sizes.items()}
+    narrow = zoo.narrow(spec, {group: len(units[group]) / size for group, size in spec.sizes.items()})
+    assert narrow.sizes == {group: len(kept) for group, kept in units.items()}
+    small = part(axes, lambda axis: units[axis.group]).take(whole)
+    quiet = silenced(whole, axes, units, axes.keys() - zoo.buffers(spec))
+    # A narrow head divides by the root of its own width: the whole's queries are as much louder.
+    queries = {name: axes[name][0] for name in axes if ".query." in name}
+    louder = {name: (axis.size / len(units[axis.group])) ** 0.5 for name, axis in queries.items()}
+    return (
+        scores(zoo, narrow, small, x, training),
+        scores(zoo, spec, quiet, x, training, louder),
+        scores(zoo, spec, whole, x, training),
+    )
+
+
+def scores(zoo, spec, arrays, x, training, louder=None):
+    """In double precision, so that the order of sums does not show; some weights louder by a factor."""
+    net = zoo.build(Model(spec, arrays)).double().train(training)
     with torch.no_grad():
-        return zoo.build(Model(spec, arrays)).double().train(training)(x)
+        for name, factor in (louder or {}).items():
+            net.get_parameter(name).mul_(factor)
+        return net(x)
 
 
 @pytest.mark.parametrize("family", SPECS)
@@ -64,20 +113,63 @@ def scores(zoo, spec, arrays, x, training):
 @pytest.mark.parametrize("way", ["prefix", "rolling", "random"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_part_computes_what_the_whole_does_with_the_other_units_silenced(family, norm, training, way, seed):
-    options = {"name": family, **SPECS[family]}
-    spec = make_spec(options.pop("name"), norm=norm, **options)
-    zoo, rng = Menagerie(spec), stream(seed, family, norm, way)
-    axes, whole = zoo.axes(spec), lively(zoo.fresh(spec, rng).arrays, rng)
-    units = {group: chosen(way, size, rng) for group, size in spec.sizes.items()}
-    narrow = zoo.narrow(spec, {group: len(units[group]) / size for group, size in spec.sizes.items()})
-    assert narrow.sizes == {group: len(kept) for group, kept in units.items()}
-
-    x = torch.randn(5, *spec.options["input"], generator=rng, dtype=torch.float64)
-    small = part(axes, lambda axis: units[axis.group]).take(whole)
-    quiet = silenced(whole, axes, units, axes.keys() - zoo.buffers(spec))
-    mine, reference = scores(zoo, narrow, small, x, training), scores(zoo, spec, quiet, x, training)
+    options = {"name": family, "narrow": 1.0, **SPECS[family]}
+    width = options.pop("narrow")
+    spec = tier_spec(make_spec(options.pop("name"), norm=norm, **options), width)
+    x = torch.randn(5, *spec.options["input"], generator=stream(seed, "x"), dtype=torch.float64)
+    mine, reference, whole = compared(spec, way, seed, x, training)
     torch.testing.assert_close(mine, reference, rtol=1e-9, atol=1e-9)
-    assert not torch.allclose(reference, scores(zoo, spec, whole, x, training))
+    assert not torch.allclose(reference, whole)
+
+
+def text(name, **more):
+    """A small network of tokens, and tokens for it, padding among them."""
+    options = {"name": name, "dropout": 0, **TEXTS[name], **more}
+    spec = make_spec(options.pop("name"), **options)
+    tokens = spec.options.get("vocab", spec.options["classes"])
+    return spec, torch.randint(tokens, (5, *spec.options["input"]), generator=stream(0, name))
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("way", ["prefix", "rolling", "random"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_part_of_a_text_network_computes_what_the_whole_does_with_the_other_units_silenced(name, way, seed):
+    # Layer norms are left out: they normalise across units, silent ones included.
+    spec, ids = text(name, norm="none")
+    mine, reference, whole = compared(spec, way, seed, ids, True)
+    torch.testing.assert_close(mine, reference, rtol=1e-9, atol=1e-9)
+    assert not torch.allclose(reference, whole)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_all_units_in_another_order_compute_the_same_layer_norms_included(name):
+    spec, ids = text(name)
+    zoo, rng = Menagerie(spec), stream(0, name)
+    whole = lively(zoo.fresh(spec, rng).arrays, rng)
+    units = {group: torch.randperm(size, generator=rng).tolist() for group, size in spec.sizes.items()}
+    turned = part(zoo.axes(spec), lambda axis: units[axis.group]).take(whole)
+    torch.testing.assert_close(
+        scores(zoo, spec, turned, ids, True), scores(zoo, spec, whole, ids, True), rtol=1e-9, atol=1e-9
+    )
+
+
+@pytest.mark.parametrize(
+    ("units", "rows"),
+    [
+        pytest.param([0, 1], [0, 1, 4, 5], id="HF-3: the first half of each head"),
+        pytest.param([1, 2], [1, 2, 5, 6], id="RX-5: half of each head, rolled by one"),
+        pytest.param([3, 0], [3, 0, 7, 4], id="rolled around the end of each head"),
+    ],
+)
+def test_the_rows_of_a_head_are_chosen_head_by_head(units, rows):
+    spec = make_spec("transformer", hidden=8, heads=2, ffn=4, depth=1, input=(3,), classes=5)
+    zoo = Menagerie(spec)
+    some = part(zoo.axes(spec), lambda axis: units if axis.group.startswith("layer0.") else range(axis.size))
+    for name in ("query", "key", "value"):
+        assert some.place(f"body.0.attention.{name}.bias").take(torch.arange(8)).tolist() == rows
+        entries = some.place(f"body.0.attention.{name}.weight").take(torch.arange(64).view(8, 8))
+        assert entries[:, 0].tolist() == [8 * row for row in rows]
+    assert some.place("body.0.attention.output.weight").take(torch.arange(64).view(8, 8))[0].tolist() == rows
 
 
 @pytest.mark.parametrize("norm", ["none", "static"])

@@ -4,13 +4,72 @@ import pytest
 
 from potluck.core import SettingsError, Spec
 from potluck.models import Menagerie, complete, families, make_spec, portion, tier_spec
+from potluck.models.own import REGISTERED
 
 DIGITS = {"input": (1, 8, 8), "classes": 10}
+WORDS = {"input": (8,), "classes": 10}
+TOKENS = ("transformer", "bert", "bert-base", "minilm-l6", "roberta-base")
 
 
 def test_an_alias_is_the_family_at_a_certain_depth():
     assert make_spec("resnet14", **DIGITS) == make_spec("resnet", depth=[1, 1, 2, 2], **DIGITS)
     assert make_spec("resnet", **DIGITS) == make_spec("resnet18", depth=[2, 2, 2, 2], **DIGITS)
+
+
+def test_an_alias_may_stand_for_more_than_a_depth():
+    assert make_spec("resnet50", **DIGITS) == make_spec("resnet", depth=[3, 4, 6, 3], block="bottleneck", **DIGITS)
+    small = make_spec("minilm-l6", **WORDS)
+    assert (small.depth, small.sizes["stream"], small.sizes["layer5.ffn"], small.sizes["layer0.qk"]) == (
+        6,
+        384,
+        1536,
+        32,
+    )
+    assert make_spec("bert-base", vocab=50, **WORDS).options["vocab"] == 50
+
+
+def test_bottlenecks_have_a_stem_of_their_own_and_two_insides():
+    spec = make_spec("resnet", block="bottleneck", depth=[1, 1, 1, 1], width=2, **DIGITS)
+    assert spec.sizes == {
+        "stem": 2, "stage0": 8, "stage0.0.first": 2, "stage0.0.second": 2, "stage1": 16, "stage1.0.first": 4,
+        "stage1.0.second": 4, "stage2": 32, "stage2.0.first": 8, "stage2.0.second": 8, "stage3": 64,
+        "stage3.0.first": 16, "stage3.0.second": 16,
+    }  # fmt: skip
+
+
+def test_heads_share_the_units_and_a_narrow_spec_keeps_some_of_each():
+    spec = make_spec("transformer", hidden=24, heads=3, depth=1, ffn=10, **WORDS)
+    assert spec.sizes == {"stream": 24, "layer0.qk": 8, "layer0.v": 8, "layer0.ffn": 10, "decoder": 24}
+    assert complete(spec) == spec
+    narrow = Menagerie(spec).narrow(spec, 0.3)
+    assert narrow.sizes == {"stream": 8, "layer0.qk": 3, "layer0.v": 3, "layer0.ffn": 3, "decoder": 8}
+
+
+def test_a_shallow_transformer_keeps_the_bottom_layers():
+    spec = make_spec("bert", hidden=12, heads=3, depth=3, ffn=10, **WORDS)
+    assert Menagerie(spec).shallow(spec, 1) == make_spec("bert", hidden=12, heads=3, depth=1, ffn=10, **WORDS)
+
+
+def test_a_scaled_spec_has_the_ratio_as_its_scaler():
+    spec = make_spec("preresnet18", **DIGITS)
+    zoo = Menagerie(spec)
+    narrow = zoo.narrow(spec, 0.5)
+    assert zoo.scaled(narrow, 0.5) == tier_spec(make_spec("preresnet18", scaler=0.5, **DIGITS), 0.5)
+    assert zoo.scaled(spec, 1) == spec
+    assert zoo.shapes(zoo.scaled(narrow, 0.5)) == zoo.shapes(narrow)
+    with pytest.raises(SettingsError, match="preresnet: scaler = 0 must be a number"):
+        zoo.scaled(spec, 0)
+
+
+def test_the_counting_twin_of_a_static_spec_counts_and_any_other_spec_is_its_own_twin():
+    static = make_spec("cnn", norm="static", **DIGITS)
+    zoo = Menagerie(static)
+    assert zoo.counting(static) == make_spec("cnn", norm="counted", **DIGITS)
+    for norm in ("running", "counted", "group", "none"):
+        spec = make_spec("cnn", norm=norm, **DIGITS)
+        assert zoo.counting(spec) == spec
+    words = make_spec("transformer", **WORDS)
+    assert zoo.counting(words) == words
 
 
 def test_a_spec_names_every_group_and_answers_every_option():
@@ -20,8 +79,8 @@ def test_a_spec_names_every_group_and_answers_every_option():
 
 
 def test_a_spec_survives_json():
-    for name in families():
-        spec = make_spec(name, **DIGITS)
+    for name in families().keys() - REGISTERED.keys():
+        spec = make_spec(name, **(WORDS if name in TOKENS else DIGITS))
         assert Spec.of(spec.plain()) == spec
         assert complete(Spec.of(spec.plain())) == spec
 
@@ -77,7 +136,7 @@ def test_every_name_has_a_line_of_description():
     ("name", "given", "says"),
     [
         ("resent18", {}, "no model family 'resent18'. Did you mean 'resnet18'?"),
-        ("transformerish", {}, "There are: mlp, lenet"),
+        ("perceiver", {}, "There are: mlp, lenet"),
         ("cnn", {"nrom": "none"}, "cnn has no option 'nrom'. Did you mean 'norm'?"),
         ("cnn", {"norm": "batch"}, "cnn: norm = 'batch' is not a choice"),
         ("mlp", {"width": 32}, "mlp has no option 'width'. There are: input, classes, norm, scaler, hidden."),
@@ -101,6 +160,18 @@ def test_every_name_has_a_line_of_description():
         ("lenet", {"kernel": 5}, "needs maps of 12x12 or more; input = [1, 8, 8]. Use kernel = 3."),
         ("lenet", {"input": (1, 3, 8)}, "lenet with 3x3 kernels needs maps of 4x4 or more"),
         ("lenet", {"kernel": 4}, "lenet: kernel = 4 is not a choice"),
+        ("resnet50", {"block": "basic"}, "resnet50 has the block bottleneck; for block = 'basic' ask for 'resnet'."),
+        ("preresnet18", {"stem": "cifar"}, "preresnet has no option 'stem'"),
+        ("mobilenet_v2", {"width": 32}, "mobilenet_v2 has no option 'width'"),
+        ("mobilenet_v2", {"depth": [1, 1]}, "must be 7 numbers, one per stage, such as [1, 2, 3, 4, 3, 3, 1]."),
+        ("transformer", {}, "transformer reads tokens: input = [1, 8, 8] must be [length]."),
+        ("transformer", {**WORDS, "heads": 5}, "transformer: hidden = 128 cannot be divided among heads = 5."),
+        ("transformer", {**WORDS, "norm": "static"}, "transformer: norm = 'static' is not a choice. There are: layer"),
+        ("transformer", {**WORDS, "dropout": 1}, "transformer: dropout = 1 must be a number from 0 to 0.9."),
+        ("bert", {**WORDS, "hidden": 30, "heads": 4}, "bert: hidden = 30 cannot be divided among heads = 4."),
+        ("bert", {**WORDS, "positions": 7}, "bert: input = [8] needs positions = 8; there are 7."),
+        ("roberta-base", {"input": (513,)}, "bert: input = [513] needs positions = 515; there are 514."),
+        ("bert", {**WORDS, "pad": 40000}, "bert: pad = 40000 is no token of vocab = 30522."),
     ],
 )  # fmt: skip
 def test_a_mistaken_model_is_refused_in_one_line_that_names_the_setting(name, given, says):

@@ -44,8 +44,21 @@ TIERS = [
 SETTINGS = (
     '[run]\nname = "digits"\nrounds = 20\ncohort = 10\n\n[data]\nset = "digits"\npartition = "dirichlet"\nalpha = 0.3\n'
 )
-SPEED = {"watch": 2e8, "phone": 2e9, "laptop": 2e10}
-WATTS = {"watch": 0.8, "phone": 3.0, "laptop": 20.0}
+SPEED = {"watch": 2e8, "phone": 2e9, "tablet": 4e9, "laptop": 2e10, "desktop": 8e10}
+WATTS = {"watch": 0.8, "phone": 3.0, "tablet": 5.0, "laptop": 20.0, "desktop": 90.0}
+FIVE = [
+    {
+        "name": name,
+        "share": 0.2,
+        "clients": 10,
+        "profile": name,
+        "parameters": round(22_666 * width**1.8),
+        "width": width,
+    }
+    for name, width in (("watch", 0.0625), ("phone", 0.125), ("tablet", 0.25), ("laptop", 0.5), ("desktop", 1.0))
+]
+UNITS = {"stage0": 64, "stage0.0": 64, "stage1": 128, "stage1.0": 128, "stage2": 256, "stage2.0": 256, "embed": 512,
+         "heads": 8, "gate": 16, "patch": 24}  # fmt: skip
 
 
 def manifest(label: str = "FedAvg", seed: int = 0, **changes: object) -> dict[str, object]:
@@ -89,12 +102,38 @@ def task(
     return event | {"reason": reason, "measured": measured, "modelled": modelled, "loss": 0.3, "samples": 25}
 
 
-def _events(rounds: int, dice: random.Random) -> list[dict[str, object]]:
+def held(rule: str, width: float, units: int, round_: int, dice: random.Random) -> list[int]:
+    """The units of one group that a client of this width trains: a prefix, a rolling window or a random set."""
+    many = max(1, math.ceil(width * units))
+    if rule == "random":
+        return dice.sample(range(units), many)
+    start = round_ * max(1, units // 16) if rule == "rolling" else 0
+    return [(start + index) % units for index in range(many)]
+
+
+def covered(rule: str, tiers: Events, rounds: int, seed: int, cohort: int = 10) -> list[dict[str, object]]:
+    """The events of a width method: the least count after every round, and all counts at the end."""
+    dice = random.Random(f"{rule} {seed}")
+    counts = {name: [0] * units for name, units in UNITS.items()}
+    found: list[dict[str, object]] = []
+    for index in range(1, rounds + 1):
+        for _ in range(cohort):
+            width = float(str(dice.choice(tiers)["width"]))
+            for name, units in UNITS.items():
+                for unit in held(rule, width, units, index, dice):
+                    counts[name][unit] += 1
+        found.append({"least": min(map(min, counts.values()))})
+    return [*found, {"event": "coverage", "round": rounds, "groups": counts}]
+
+
+def _events(rounds: int, dice: random.Random, tiers: Events = TIERS) -> list[dict[str, object]]:
     found: list[dict[str, object]] = []
     for index in range(1, rounds + 1):
         slowest = 0.0
         for number in dice.sample(range(50), 10):
-            tier = TIERS[0 if number < 20 else 1 if number < 40 else 2]
+            tier = (
+                tiers[0 if number < 20 else 1 if number < 40 else 2] if tiers is TIERS else tiers[number % len(tiers)]
+            )
             name, weights = str(tier["name"]), float(str(tier["parameters"]))
             flops = 6 * weights * 25 * 5
             seconds = flops / SPEED[name] + 8 * weights / 1e6
@@ -145,13 +184,15 @@ def _spread(accuracy: float, dice: random.Random, count: int) -> dict[str, objec
     return {"mean": mean, "sd": sd, "worst": sum(worst) / len(worst), "count": count, "values": values}
 
 
-def _scores(rounds: int, top: float, pace: float, dice: random.Random, *, shared: bool) -> list[dict[str, object]]:
+def _scores(
+    rounds: int, top: float, pace: float, dice: random.Random, *, shared: bool, tiers_: Events = TIERS
+) -> list[dict[str, object]]:
     found: list[dict[str, object]] = []
     for index in range(rounds + 1):
         reach = 0.1 + (top - 0.1) * (1 - math.exp(-index / pace))
         tiers: dict[str, object] = {}
-        for lag, tier in zip((0.09, 0.04, 0.0), TIERS, strict=True):
-            level = max(0.1, reach - lag + dice.gauss(0, 0.008))
+        for behind, tier in enumerate(reversed(tiers_)):
+            level = max(0.1, reach - 0.045 * behind + dice.gauss(0, 0.008))
             scores = {"validation": _score(level - 0.01, dice, 180), "test": _score(level, dice, 360)} if shared else {}
             tiers[str(tier["name"])] = scores | {"clients": _spread(level - 0.01, dice, int(str(tier["clients"])))}
         whole = {"validation": _score(reach - 0.01 + dice.gauss(0, 0.006), dice, 180), "test": _score(reach, dice, 360)}
@@ -178,6 +219,37 @@ def made_run(
     return write_folder(
         folder, manifest(label, seed, **changes), _events(rounds, dice), _scores(rounds, top, pace, dice, shared=shared)
     )
+
+
+def _local(top: float, dice: random.Random) -> dict[str, object]:
+    """Local accuracies in the shape that papers show: most clients high, a tail of poor ones."""
+    return _spread(top + 0.04 - abs(dice.gauss(0, 0.03)), dice, 50)
+
+
+def made_width_run(
+    folder: Path, label: str, rule: str, seed: int, top: float, tiers: Events = FIVE, rounds: int = 60
+) -> Path:
+    """A run of a method that trains parts: counts of how often each unit was trained, local accuracy, five tiers."""
+    dice = random.Random(f"{label} {seed}")
+    counted = covered(rule, tiers, rounds, seed)
+    events = [
+        {**event, **counted[int(str(event["round"])) - 1]} if event["event"] == "round" else event
+        for event in _events(rounds, dice, tiers)
+    ]
+    scores = _scores(rounds, top + dice.gauss(0, 0.01), 15, dice, shared=True, tiers_=tiers)
+    scores[-1]["local"] = _local(top, dice)
+    facts = manifest(label, seed, rounds=rounds, tiers=list(tiers))
+    return write_folder(folder, facts, [*events, counted[-1]], scores)
+
+
+def made_widths(base: Path, tiers: Events = FIVE, rounds: int = 60) -> list[Path]:
+    """Three ways to choose a sub-model's units, two seeds each."""
+    methods = [("FedRolex", "rolling", 0.82), ("HeteroFL", "prefix", 0.76), ("Federated Dropout", "random", 0.68)]
+    return [
+        made_width_run(base / f"{rule}-{seed}", label, rule, seed, top, tiers, rounds)
+        for label, rule, top in methods
+        for seed in (0, 1)
+    ]
 
 
 def made_family(base: Path) -> list[Path]:
@@ -210,6 +282,13 @@ def main(base: Path) -> None:
     print(write_report([hostile], base / "hostile.html"))
     print(write_report([local], base / "local.html"))
     print(write_report([empty], base / "empty.html"))
+    widths = made_widths(base / "widths")
+    same = [{**tier, "width": 0.0625} for tier in FIVE]
+    print(write_report(widths[:1], base / "rolling.html"))
+    print(write_report(widths[2:3], base / "prefix.html"))
+    print(write_report(widths[4:5], base / "random.html"))
+    print(write_report([*widths, folders[0]], base / "widths.html"))
+    print(write_report(made_widths(base / "same", same, 150), base / "same-width.html"))
 
 
 if __name__ == "__main__":

@@ -126,7 +126,7 @@ def test_the_terminal_table_has_a_row_per_tier_and_one_for_all(tmp_path: Path) -
 
 
 def test_the_comparison_in_the_terminal_has_a_row_per_method(tmp_path: Path) -> None:
-    text = shown(compare_table([read(folder) for folder in made_family(tmp_path)]))
+    text = shown(compare_table([read(folder) for folder in made_family(tmp_path)], 160))
     for name in ("FedAvg (smallest model)", "HeteroFL", "FedRolex", "watch", "phone", "laptop", "global"):
         assert name in text
     assert "±" in text

@@ -37,8 +37,13 @@ def refusal(experiment):
         ({"tier": [{"name": "a", "model": {"name": "cnnn"}}]}, "tier 'a': "),
         ({"tier": [{"name": "a", "model": {}}]}, "tier 'a' needs a name"),
         ({"tier": [{"name": "a"}, {"name": "a"}]}, "two tiers have the same name"),
-        ({"method": {"name": "alllarge", "share": "per_arch"}}, 'AllLarge trains one network; leave [method] share ='),
-        ({"method": {"name": "exclusivefl", "share": "layerwise"}}, "ExclusiveFL trains one network"),
+        ({"method": {"name": "fjord"}}, "tier 'small' has width = None, depth = 1."),
+        ({"method": {"name": "alllarge", "share": "per_arch"}}, "[method] has no setting 'share'"),
+        ({"method": {"name": "fjord", "widths": [1.0]}, "tier": [{"width": 0.5}]}, "FjORD draws from [method]"),
+        (
+            {"method": {"name": "fedrolex"}, "tier": [{"name": "odd", "model": {"name": "lenet"}}]},
+            "FedRolex cuts every tier's network out of [model]; tier 'odd' has a model of its own",
+        ),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_is_refused_before_round_0(changes, said, tmp_path):
@@ -60,11 +65,11 @@ def test_data_without_classes_is_refused():
         assemble(tiny(), source=floats)
 
 
-def test_tiers_are_ordered_by_their_network_and_the_server_uses_the_largest():
+def test_tiers_are_ordered_by_their_network_and_the_server_carries_the_full_one():
     setup = assemble(tiny(tier=[{"name": "large"}, {"name": "small", "depth": 1}]))
     assert [tier.name for tier in setup.world.zoo.tiers] == ["small", "large"]
     assert setup.server.id == SERVER
-    assert setup.server.tier.name == "large"
+    assert setup.server.tier.spec == setup.world.zoo.full == setup.world.zoo.tiers[-1].spec
 
 
 def test_a_tier_may_have_a_network_of_its_own():

@@ -1,15 +1,13 @@
 import os
 import shutil
+import signal
 
 import pytest
-from tiny_runs import Counting, Listener, StopsAfter, events, kept, killed_after, scores, tiny
+from tiny_runs import Fragile, Liar, Listener, StopsAfter, TouchesAfter, events, kept, killed_after, scores, tiny
 
 from potluck.core import SettingsError
 from potluck.ledger import CheckpointError, FolderError, MissingRun, read_run
 from potluck.run import Interrupted, resume, run
-from potluck.run import loop as loops
-
-SECONDS = ("seconds",)
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +77,12 @@ def test_another_engine_or_number_of_workers_goes_on_to_the_same_end(engine, wor
     assert same(resume(tmp_path / "run", engine=engine), whole())
 
 
-def test_the_engine_of_a_resumed_run_must_exist(tmp_path):
+def test_what_is_changed_when_resuming_is_checked_like_any_setting(tmp_path):
     run(tiny(rounds=0), tmp_path / "run")
-    with pytest.raises(SettingsError, match="--engine: run.engine = 'warp': input should be"):
+    with pytest.raises(SettingsError, match=r"resume: run\.engine = 'warp': input should be"):
         resume(tmp_path / "run", engine="warp")
+    with pytest.raises(SettingsError, match=r"resume: rounds = -1 is below 0\."):
+        resume(tmp_path / "run", rounds=-1)
 
 
 def test_ctrl_c_saves_the_round_and_says_how_to_go_on(tmp_path, whole):
@@ -103,29 +103,34 @@ def test_the_way_on_is_quoted_for_a_shell_and_keeps_the_number_of_rounds(tmp_pat
 
 
 def test_a_signal_leaves_the_handlers_as_they_were(tmp_path):
-    import signal
-
     before = [signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)]
     stopped(1, tiny(), tmp_path / "run")
     assert [signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_scores_that_an_interruption_prevented_are_made_up_for(tmp_path, whole, monkeypatch):
-    for last in (3, 5):
-        out = tmp_path / f"run{last}"
-        scored = loops.scored
+def fragile(tmp_path):
+    return Fragile(local=five().local, share="layerwise", folder=str(tmp_path))
 
-        def interrupted(setup, engine, state, done, recall, last=last, scored=scored):
-            if done == last:
-                raise KeyboardInterrupt
-            return scored(setup, engine, state, done, recall)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(loops, "scored", interrupted)
-            with pytest.raises(Interrupted, match=f"after round {last}"):
-                run(five(), out)
-        assert [row["round"] for row in scores(out)] == list(range(last))
-        assert same(resume(out), whole())
+@pytest.mark.parametrize("last", [3, 5])
+def test_scores_that_an_interruption_prevented_are_made_up_for(last, tmp_path, whole):
+    with pytest.raises(Interrupted, match=f"interrupted after round {last};"):
+        run(five(), tmp_path / "run", method=fragile(tmp_path), watch=TouchesAfter(last - 1, tmp_path / "stop"))
+    assert [row["round"] for row in scores(tmp_path / "run")] == list(range(last))
+    (tmp_path / "stop").unlink()
+    assert same(resume(tmp_path / "run", method=fragile(tmp_path)), whole())
+
+
+def test_a_client_that_was_refused_too_often_stays_out_after_a_kill(tmp_path):
+    liar = Liar(local=five().local)
+    killed_after(2, five(cohort=8, gate={"strikes": 2}), tmp_path / "run", liar)
+    resume(tmp_path / "run", method=liar)
+    told = [event for event in events(tmp_path / "run", "task") if event["client"] == "c3"]
+    refusal = "weight -1 is not in (0, 1e+09]"
+    assert [(event["outcome"], event["reason"]) for event in told] == [
+        *[("quarantined", refusal)] * 2,
+        *[("absent", "blacklisted")] * 3,
+    ]
 
 
 def test_more_rounds_than_were_planned_equal_a_longer_plan(tmp_path, whole):
@@ -223,13 +228,13 @@ def test_without_any_checkpoint_the_run_starts_at_round_0_and_says_so(tmp_path, 
 def test_a_folder_that_holds_a_run_takes_no_other_and_stays_as_it_is(tmp_path):
     run(tiny(rounds=1), tmp_path / "run")
     files = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    with pytest.raises(FolderError, match="already holds a run.*potluck resume"):
+    with pytest.raises(FolderError, match=r"already holds a run .*potluck resume"):
         run(tiny(rounds=1), tmp_path / "run")
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == files
 
 
 def test_a_folder_that_is_no_run_cannot_be_resumed(tmp_path):
-    with pytest.raises(MissingRun, match="is not a run folder: it has no manifest.json"):
+    with pytest.raises(MissingRun, match=r"is not a run folder: it has no manifest\.json"):
         resume(tmp_path)
     assert os.listdir(tmp_path) == []
 
@@ -241,19 +246,14 @@ def test_runs_live_under_any_name(name, tmp_path):
 
 
 def test_a_name_that_is_too_long_is_refused(tmp_path):
-    with pytest.raises(FolderError, match="File name too long. Choose a shorter path."):
+    with pytest.raises(FolderError, match=r"File name too long\. Choose a shorter path\."):
         run(tiny(rounds=0), tmp_path / ("x" * 256))
 
 
-def test_a_failed_run_says_so_in_its_manifest(tmp_path, monkeypatch):
-    def broken(self, letters):
-        raise RuntimeError("a wheel came off")
-
-    monkeypatch.setattr(Counting, "carry", broken)
-    monkeypatch.setattr("potluck.run.assemble.ENGINES", {"serial": Counting})
+def test_a_run_that_fails_says_so_in_its_manifest_and_can_be_resumed(tmp_path, whole):
     with pytest.raises(RuntimeError, match="a wheel came off"):
-        run(tiny(), tmp_path / "run")
+        run(five(), tmp_path / "run", method=fragile(tmp_path), watch=TouchesAfter(2, tmp_path / "break"))
     manifest = read_run(tmp_path / "run").manifest
     assert (manifest["status"], manifest["fault"]) == ("failed", "RuntimeError: a wheel came off")
-    monkeypatch.undo()
-    assert resume(tmp_path / "run").rounds == 3
+    (tmp_path / "break").unlink()
+    assert same(resume(tmp_path / "run", method=fragile(tmp_path)), whole())

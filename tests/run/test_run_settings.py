@@ -61,6 +61,7 @@ def refusal(read, *arguments):
         ("depth = 1", 'width = "half"', "line 16: tier.0.width = 'half': input should be a valid number."),
         ("depth = 1", "share = 0", "tier 'small' has share = 0.0; give a number above 0, at most 1e9."),
         ("depth = 1", "share = 1e308", "tier 'small' has share = 1e+308; give a number above 0, at most 1e9."),
+        ('name = "large"', 'name = "large"\nprofile = 3', "line 21: tier.1.profile = 3: input should be a valid"),
         ("clients = 2", "every = 0", "score.every must be at least 1 and score.clients at least 0."),
         ('engine = "serial"', 'engine = "warp"', "line 34: run.engine = 'warp': input should be 'auto', 'serial'"),
         ('engine = "serial"', "keep = 0", "line 34: run.keep = 0 is below 1."),
@@ -210,6 +211,10 @@ def test_settings_written_as_toml_read_back_equal(wanted, tmp_path):
 def read_experiment_as_is(path):
     plain, text = toml.read(path)
     return experiment(plain, str(path), text)
+
+
+def test_none_is_left_out_at_every_level():
+    assert toml.write({"a": None, "b": {"c": None, "d": {"e": None, "f": 1}}}) == "\n[b]\nd = {f = 1}\n"
 
 
 @given(st.text(), st.text())

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from potluck.core import on_client, unpack
@@ -107,12 +107,12 @@ class DiesAfter(Listener):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def killed_after(last, experiment, out):
+def killed_after(last, experiment, out, method=None):
     """A run in a process of its own, which is killed after a round without a chance to save anything."""
     pid = os.fork()
     if pid == 0:
         try:
-            run(experiment, out, watch=DiesAfter(last))
+            run(experiment, out, method=method, watch=DiesAfter(last))
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
@@ -141,6 +141,44 @@ class Moody(FedAvg):
             tried.touch()
             raise OSError("the battery is flat")
         return super().train(task, device)
+
+
+@dataclass(frozen=True)
+class Fragile(FedAvg):
+    """FedAvg that is interrupted at its scoring while a file `stop` is there, and fails while `break` is."""
+
+    folder: str = ""
+
+    def serve(self, state, client, zoo):
+        if (Path(self.folder) / "stop").exists():
+            raise KeyboardInterrupt
+        return super().serve(state, client, zoo)
+
+    def round(self, state, now):
+        if (Path(self.folder) / "break").exists():
+            raise RuntimeError("a wheel came off")
+        return super().round(state, now)
+
+
+@dataclass(frozen=True)
+class Liar(FedAvg):
+    """FedAvg in which client c3 claims a weight that is none."""
+
+    def report(self, task, device, net, fit):
+        found = super().report(task, device, net, fit)
+        return replace(found, weight=-1.0) if task.to == "c3" else found
+
+
+class TouchesAfter(Listener):
+    """A watch that makes a file after a round."""
+
+    def __init__(self, last, file):
+        super().__init__()
+        self.last, self.file = last, file
+
+    def round(self, done, scores, totals):
+        if done == self.last:
+            self.file.touch()
 
 
 def events(folder, kind):

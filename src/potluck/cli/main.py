@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 INTERRUPTED = 130
 RESOURCE = 6
+UNREAD = 141
+"""What a shell makes of SIGPIPE: the reader of our output left while there was more to say."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -22,8 +24,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         code = _called(given)
     except KeyboardInterrupt as stop:
-        print(f"potluck: {stop or 'interrupted'}", file=sys.stderr)
+        print(f"potluck: {str(stop) or 'interrupted'}", file=sys.stderr)
         code = INTERRUPTED
+    except BrokenPipeError:
+        code = UNREAD
     except Exception as fault:
         if debug:
             traceback.print_exc()

@@ -41,6 +41,8 @@ class Examples:
         """The batch of these rows, prepared."""
         if self.rows is not None:
             rows = self.rows[rows]
+        elif isinstance(rows, Tensor):
+            rows = rows.to(next(iter(self.columns.values())).device)
         batch = {
             name: column[rows] if isinstance(rows, slice) else column.index_select(0, rows)
             for name, column in self.columns.items()

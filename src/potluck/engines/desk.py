@@ -77,6 +77,8 @@ class Session:
     """Memories written in this round, by client."""
     coverage: float = 1.0
     """The share of the server's numbers that the last fold trained."""
+    held: list[Mapping[str, tuple[int, ...]] | None] = field(default_factory=list)
+    """The units of every part that was folded; None: all of them, or parts that are not made of units."""
     _open: set[int] = field(default_factory=set)
     _addresses: set[tuple[int, str, str, str]] = field(default_factory=set)
     _sends: int = 0
@@ -97,6 +99,7 @@ class Session:
         for position, reply in self._replies(tasks, number):
             model = reply.models["model"]
             mean.add(model.arrays or {}, held[reply.task.to], weigh(reply), position)
+            self.held.append(getattr(held[reply.task.to], "units", None) or None)
             replies.append(replace(reply, models={"model": Model(model.spec)}))
         self.coverage = mean.coverage()
         return replies

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from potluck.core import (
     EMPTY,
@@ -31,7 +32,8 @@ from potluck.core import (
     payload,
     stream,
 )
-from potluck.learn import fit, weights_of
+from potluck.learn import fit, observe, weights_of
+from potluck.parts import Part
 
 
 class Shard(Protocol):
@@ -64,6 +66,8 @@ class World:
     shelf: Shelf
     problem: Problem
     seed: int
+    hardware: str = "cpu"
+    """Where networks live and examples lie while a site works: torch's name of it. Models at rest stay on the CPU."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +98,7 @@ class _Live:
         self.spec, self.net = spec, net
         self.tensors = dict(net.state_dict(keep_vars=True))
         self.weights = weights_of(net)
+        self.noisy = any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in net.modules())
 
     def fill(self, arrays: Arrays) -> None:
         if arrays.keys() != self.tensors.keys():
@@ -108,7 +113,9 @@ class Site:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self.hardware = torch.device(world.hardware)
         self._nets: dict[tuple[Spec, int], _Live] = {}
+        self._columns: dict[int, tuple[Mapping[str, Tensor], dict[str, Tensor]]] = {}
 
     def answer(self, letter: Letter) -> Outcome:
         """Runs the client's half; whatever it raises becomes the outcome's fault."""
@@ -129,8 +136,20 @@ class Site:
         """The site's n-th network of this spec; a task that builds several of one spec gets several."""
         found = self._nets.get((spec, number))
         if found is None:
-            found = self._nets[spec, number] = _Live(spec, self.world.zoo.build(Model(spec), stream(0, "blank")))
+            net = self.world.zoo.build(Model(spec), stream(0, "blank")).to(self.hardware)
+            found = self._nets[spec, number] = _Live(spec, net)
         return found
+
+    def here(self, examples: Examples) -> Examples:
+        """These examples where the networks are; the columns they share move once."""
+        if self.hardware.type == "cpu":
+            return examples
+        key = id(next(iter(examples.columns.values())))
+        if key not in self._columns:
+            moved = {name: column.to(self.hardware) for name, column in examples.columns.items()}
+            self._columns[key] = (examples.columns, moved)
+        rows = None if examples.rows is None else examples.rows.to(self.hardware)
+        return Examples(self._columns[key][1], rows, examples.prepare)
 
 
 def _changed(before: Mapping[str, Any], after: Memory) -> Memory | None:
@@ -161,15 +180,15 @@ class SiteDevice:
 
     @property
     def data(self) -> Examples:
-        return self.shard.train
+        return self._site.here(self.shard.train)
 
     @property
     def validation(self) -> Examples:
-        return self.shard.validation
+        return self._site.here(self.shard.validation)
 
     @property
     def test(self) -> Examples:
-        return self.shard.test
+        return self._site.here(self.shard.test)
 
     @property
     def labels(self) -> Sequence[int]:
@@ -177,7 +196,7 @@ class SiteDevice:
 
     @property
     def public(self) -> Examples:
-        return self._site.world.shelf.public
+        return self._site.here(self._site.world.shelf.public)
 
     @property
     def rng(self) -> torch.Generator:
@@ -200,7 +219,7 @@ class SiteDevice:
 
     def rest(self, net: nn.Module) -> Arrays:
         tensors = self._lives[id(net)].tensors
-        return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
     def fit(
         self,
@@ -212,19 +231,40 @@ class SiteDevice:
         want_gradient: bool = False,
     ) -> Fit:
         live = self._lives[id(net)]
-        done = fit(
-            net,
-            examples,
-            local,
-            local.rate(self.round),
-            loss or self.problem.loss,
-            edits,
-            rng=self.rng,
-            weights=live.weights,
-            want_gradient=want_gradient,
-        )
+        hardware = self._site.hardware
+        with self._noise(live):
+            done = fit(
+                net,
+                examples,
+                local,
+                local.rate(self.round),
+                located(loss or self.problem.loss, hardware),
+                [located(edit, hardware) for edit in edits],
+                rng=self.rng,
+                weights=live.weights,
+                want_gradient=want_gradient,
+            )
         self._count(live.spec, min(local.batch, len(examples)), local, done)
         return done
+
+    @contextmanager
+    def _noise(self, live: _Live) -> Iterator[None]:
+        """Dropout draws from torch's own generator: seeded from this task's stream, and put back as it was."""
+        if not live.noisy:
+            yield
+            return
+        seed = int(torch.randint(2**62, (), generator=self.rng))
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            yield
+
+    def observe(self, net: nn.Module, examples: Examples, batch: int) -> int:
+        seen = observe(net, examples, batch, self.problem.loss, self.rng)
+        if seen:
+            work = self.zoo.cost(self._lives[id(net)].spec, batch)
+            self.flops += work.flops * len(examples) // (3 * batch)  # forward is a third of a training step
+            self.peak = max(self.peak, work.parameter_bytes)
+        return seen
 
     def _count(self, spec: Spec, batch: int, local: Local, done: Fit) -> None:
         """Counts the work: FLOPs of the rows seen; memory of weights, gradients, optimiser slots and activations."""
@@ -234,3 +274,18 @@ class SiteDevice:
         self.flops += work.flops * done.samples // batch
         slots = 2 if local.optimiser == "adam" else int(local.momentum > 0)
         self.peak = max(self.peak, work.parameter_bytes * (2 + slots) + work.activation_bytes)
+
+
+def located(value: Any, hardware: torch.device) -> Any:
+    """A loss or an edit with its tensors where the networks are."""
+    if hardware.type == "cpu":
+        return value
+    if isinstance(value, Tensor):
+        return value.to(hardware)
+    if isinstance(value, tuple):
+        return tuple(located(item, hardware) for item in value)
+    if isinstance(value, Mapping):
+        return {name: located(item, hardware) for name, item in value.items()}
+    if is_dataclass(value) and not isinstance(value, type | Part):
+        return replace(value, **{field.name: located(getattr(value, field.name), hardware) for field in fields(value)})
+    return value

@@ -3,11 +3,12 @@
 from potluck.learn.descend import clipped, stepper
 from potluck.learn.edits import Pull
 from potluck.learn.fit import fit, rows, weights_of
-from potluck.learn.losses import CrossEntropy
+from potluck.learn.losses import CrossEntropy, MaskedCrossEntropy, Turns, masked, truths
+from potluck.learn.observe import observe
 from potluck.learn.problems import Classify
 from potluck.learn.training import LocalTraining, at_rest, told
 
 __all__ = [
-    "Classify", "CrossEntropy", "LocalTraining", "Pull", "at_rest", "clipped", "fit", "rows",
-    "stepper", "told", "weights_of",
+    "Classify", "CrossEntropy", "LocalTraining", "MaskedCrossEntropy", "Pull", "Turns", "at_rest", "clipped", "fit",
+    "masked", "observe", "rows", "stepper", "told", "truths", "weights_of",
 ]  # fmt: skip

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from potluck.core import Edit, Examples, Fit, Grads, Local, Loss
 from potluck.learn.descend import clipped, stepper
+from potluck.learn.losses import Turns
 
 
 def rows(samples: int, local: Local, rng: torch.Generator) -> list[Tensor]:
@@ -51,8 +52,9 @@ def fit(
     sums = [torch.zeros_like(weight) for weight in live] if want_gradient else []
     if not net.training:
         net.train()
-    for batch in batches:
-        value = loss(net, examples[batch])
+    for number, batch in enumerate(batches):
+        current = loss.turn(number) if isinstance(loss, Turns) else loss
+        value = current(net, examples[batch])
         grads = list(torch.autograd.grad(value, live, materialize_grads=True))
         losses.append(value.detach())
         with torch.no_grad():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from potluck.core import Batch
+from potluck.core import Batch, Loss
 
 
 @dataclass(frozen=True)
@@ -19,3 +21,45 @@ class CrossEntropy:
 
     def __call__(self, net: nn.Module, batch: Batch) -> Tensor:
         return functional.cross_entropy(net(batch[self.inputs]), batch[self.labels])
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedCrossEntropy:
+    """Cross-entropy in which classes that a client does not own score zero.
+
+    Zero, not minus infinity: they still count in the normaliser, but no gradient reaches them (HeteroFL).
+    """
+
+    owned: Tensor
+    """A truth value for each class."""
+    inputs: str = "x"
+    labels: str = "y"
+
+    def __call__(self, net: nn.Module, batch: Batch) -> Tensor:
+        return functional.cross_entropy(masked(net(batch[self.inputs]), self.owned), batch[self.labels])
+
+
+def truths(labels: Sequence[int], classes: int) -> Tensor:
+    """A truth value for each class: whether it is among these."""
+    mask = torch.zeros(classes, dtype=torch.bool)
+    mask[list(labels)] = True
+    return mask
+
+
+def masked(scores: Tensor, owned: Tensor) -> Tensor:
+    """Scores with those of classes that are not owned set to zero."""
+    return torch.where(owned.to(scores.device), scores, 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Turns:
+    """A loss for each step: which of several it is, in order."""
+
+    losses: tuple[Loss, ...]
+    order: tuple[int, ...]
+
+    def turn(self, step: int) -> Loss:
+        return self.losses[self.order[step]]
+
+    def __call__(self, net: nn.Module, batch: Batch) -> Tensor:
+        raise TypeError("a loss that takes turns must be asked for a step's own loss first")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from potluck.core import Examples, Loss
-from potluck.learn.losses import CrossEntropy
+from potluck.learn.losses import CrossEntropy, masked, truths
 
 BATCH = 256
 """Rows scored at once."""
@@ -27,8 +27,11 @@ class Classify:
     def loss(self) -> Loss:
         return CrossEntropy()
 
-    def tally(self, net: nn.Module, examples: Examples) -> dict[str, Any]:
-        """Hits, examples and loss, class by class: counts that add up over examples and devices."""
+    def tally(self, net: nn.Module, examples: Examples, owned: Sequence[int] | None = None) -> dict[str, Any]:
+        """Hits, examples and loss, class by class: counts that add up over examples and devices.
+
+        Scores of classes that are not `owned`, if given, are set to zero, as in training under label masks.
+        """
         right = torch.zeros(self.classes, dtype=torch.long)
         seen = torch.zeros(self.classes, dtype=torch.long)
         total = 0.0
@@ -37,6 +40,8 @@ class Classify:
             for at in range(0, len(examples), BATCH):
                 batch = examples[slice(at, at + BATCH)]
                 scores, labels = net(batch["x"]), batch["y"]
+                if owned is not None:
+                    scores = masked(scores, truths(owned, self.classes))
                 total += float(functional.cross_entropy(scores, labels, reduction="sum"))
                 hits = labels[scores.argmax(1) == labels].cpu()
                 right += torch.bincount(hits, minlength=self.classes)

@@ -64,16 +64,15 @@ class LocalTraining:
 
     @on_client
     def score(self, task: Task, device: Device) -> Reply:
-        """Tallies of the model that was sent, or of the client's own, on its validation and test splits."""
+        """Tallies of the model that was sent, or of the client's own, on its validation and test splits.
+
+        With ``masked`` in the task's config, classes that the client does not own are out of the running.
+        """
         model = task.models.get("model") or self.own(device)
         net = device.build(model)
-        problem = device.problem
-        return Reply(
-            metrics={
-                "validation": problem.tally(net, device.validation),
-                "test": problem.tally(net, device.test),
-            }
-        )
+        owned = device.labels if task.config.get("masked") else None
+        splits = {"validation": device.validation, "test": device.test}
+        return Reply(metrics={name: device.problem.tally(net, split, owned) for name, split in splits.items()})
 
     def own(self, device: Device) -> Model:
         """The model that lives on this device, where a method keeps one there."""

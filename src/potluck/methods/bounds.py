@@ -10,26 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from potluck.core import Client, Model, Round, SettingsError, Spec, Zoo
-from potluck.methods.fedavg import Averaged, FedAvg
+from potluck.core import SERVER, Client, Model, Round, Spec, Zoo
+from potluck.methods.averaging import Averaged, Averaging
 
 
 @dataclass(frozen=True)
-class _OneSize(FedAvg):
-    """Everyone who takes part trains the same network."""
-
-    def check(self, zoo: Zoo) -> None:
-        if self.share != "whole":
-            raise SettingsError(f'{type(self).__name__} trains one network; leave [method] share = "{self.share}" out.')
-
-
-@dataclass(frozen=True)
-class AllLarge(_OneSize):
+class AllLarge(Averaging):
     """Every client trains the largest network, whatever it can carry: the ideal bound."""
 
 
 @dataclass(frozen=True)
-class AllSmall(_OneSize):
+class AllSmall(Averaging):
     """Every client trains the smallest tier's network."""
 
     def target(self, zoo: Zoo) -> Spec:
@@ -37,7 +28,7 @@ class AllSmall(_OneSize):
 
 
 @dataclass(frozen=True)
-class ExclusiveFL(_OneSize):
+class ExclusiveFL(Averaging):
     """Only clients that can carry the largest tier's network take part; the others are left out.
 
     They have no model either: the server's is too large for them.
@@ -56,4 +47,5 @@ class ExclusiveFL(_OneSize):
         return now.recruit(strong) if self.sampling == "eligible" else [c for c in now.cohort if strong(c)]
 
     def serve(self, state: Averaged, client: Client, zoo: Zoo) -> Model | None:
-        return super().serve(state, client, zoo) if client.tier.spec == self.target(zoo) else None
+        strong = client.id == SERVER or client.tier.spec == self.target(zoo)
+        return super().serve(state, client, zoo) if strong else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from potluck.core import Axis, Bag, Depth, Spec
-from potluck.models.family import Family
+from potluck.models.family import Base, Family
 from potluck.models.layers import Linear, Net, Pooled, convolution
 from potluck.models.options import SCALER, Option, Options, norms
 
@@ -20,12 +20,12 @@ class CNN(Family):
     name = "cnn"
     about = "Small CNN: equal 3x3 convolutions with pooling, then a global average"
     depth = 3
-    base = ("width", Option(32, "channels of each convolution"))
+    base = Bag({"width": Option(32, "channels of each convolution")})
     options = Bag({"norm": norms("running"), "scaler": SCALER})
 
-    def groups(self, depth: Depth, base: int, options: Options) -> dict[str, int]:
+    def groups(self, depth: Depth, base: Base, options: Options) -> dict[str, int]:
         assert isinstance(depth, int)
-        return {"stem": base} | {f"block{index}": base for index in range(depth)}
+        return dict.fromkeys(["stem", *(f"block{index}" for index in range(depth))], base["width"])
 
     def net(self, spec: Spec) -> nn.Module:
         options: Options = spec.options

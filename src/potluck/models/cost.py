@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from potluck.core import Spec, Work
+from potluck.models.families import FAMILIES
 from potluck.models.skeleton import skeleton
 
 
@@ -31,13 +33,17 @@ def cost(spec: Spec, batch: int) -> Work:
 @lru_cache(maxsize=1024)
 def _counted(spec: Spec) -> tuple[tuple[int, int], tuple[int, int], tuple[tuple[int, int], ...]]:
     """A step on two examples, a step on three (both counts are straight lines), and the parameters."""
+    if spec.options.get("norm") == "counted":  # asks for numbers, which are not there; otherwise it works as running
+        spec = replace(spec, options={**spec.options, "norm": "running"})
     net = skeleton(spec)
     shape: Any = spec.options["input"]
+    dtype = torch.long if FAMILIES[spec.family].tokens else torch.float
     weights = tuple((tensor.numel(), tensor.nbytes) for tensor in net.parameters())
-    return _step(net, (2, *shape)), _step(net, (3, *shape)), weights
+    two, three = (_step(net, torch.zeros(batch, *shape, dtype=dtype, device="meta")) for batch in (2, 3))
+    return two, three, weights
 
 
-def _step(net: nn.Module, shape: tuple[int, ...]) -> tuple[int, int]:
+def _step(net: nn.Module, batch: Tensor) -> tuple[int, int]:
     """FLOPs, and bytes kept for the backward pass."""
     kept: list[Tensor] = []
 
@@ -47,7 +53,7 @@ def _step(net: nn.Module, shape: tuple[int, ...]) -> tuple[int, int]:
 
     with FlopCounterMode(display=False) as counter:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            loss = net(torch.zeros(shape, device="meta")).sum()
+            loss = net(batch).sum()
         torch.autograd.grad(loss, list(net.parameters()))
     storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in kept}
     for tensor in (*net.parameters(), *net.buffers()):

@@ -2,39 +2,58 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any, cast
 
-from potluck.core import Depth, SettingsError
+from potluck.core import EMPTY, SettingsError
+from potluck.models.bert import Bert
 from potluck.models.cnn import CNN
 from potluck.models.family import Family
 from potluck.models.lenet import LeNet
 from potluck.models.mlp import MLP
+from potluck.models.mobilenet import MobileNetV2
 from potluck.models.options import hint
+from potluck.models.own import REGISTERED, register
+from potluck.models.preresnet import PreResNet
 from potluck.models.resnet import ResNet
+from potluck.models.transformer import Transformer
 
-FAMILIES: Mapping[str, Family] = MappingProxyType({each.name: each for each in (MLP(), LeNet(), CNN(), ResNet())})
+_LISTED = (MLP(), LeNet(), CNN(), ResNet(), PreResNet(), MobileNetV2(), Transformer(), Bert())
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    ChainMap({each.name: each for each in _LISTED}, cast("dict[str, Family]", REGISTERED))
+)
+"""The families listed here and, as they come, those that a user registered."""
 
 
 def families() -> Mapping[str, str]:
-    """Every name that a model can be asked for by, and what it is."""
+    """Every listed name that a model can be asked for by, and what it is."""
     found = {}
-    for name, family in FAMILIES.items():
+    for family in _LISTED:
+        name = family.name
         found[name] = family.about
-        for alias, depth in family.aliases.items():
-            found[alias] = f"{name} with depth = {_written(depth)}"
+        for alias, arguments in family.aliases.items():
+            written = (f"{argument} = {_written(value)}" for argument, value in arguments.items())
+            found[alias] = f"{name} with {', '.join(written)}"
     return found
 
 
-def find(name: str) -> tuple[Family, Depth]:
-    """The family of this name, and the depth that the name stands for, if it stands for one."""
+def find(name: str) -> tuple[Family, Mapping[str, Any]]:
+    """The family of this name, and the arguments that the name stands for.
+
+    A name ``package.module:factory`` is imported: only settings come here, never a message from another machine.
+    """
+    if ":" in name:
+        register(name)
     for family in FAMILIES.values():
         if name == family.name:
-            return family, None
+            return family, EMPTY
         if name in family.aliases:
             return family, family.aliases[name]
     raise SettingsError(f"there is no model family '{name}'.{hint(name, families())}")
 
 
-def _written(depth: Depth) -> str:
-    return str(list(depth) if isinstance(depth, tuple) else depth)
+def _written(value: Any) -> str:
+    return str(list(value) if isinstance(value, tuple) else value)

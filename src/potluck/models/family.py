@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from torch import nn
 
@@ -12,6 +12,9 @@ from potluck.core import EMPTY, Depth, Dimensions, SettingsError, Spec
 from potluck.models import options
 from potluck.models.layers import declared
 from potluck.models.options import MOST_UNITS, Option, Options, refuse_unknown
+
+Base: TypeAlias = Mapping[str, int]
+"""The numbers from which the sizes of all groups follow."""
 
 
 class Family(ABC):
@@ -26,17 +29,19 @@ class Family(ABC):
     """One line for a list of models."""
     depth: ClassVar[Depth] = None
     """Blocks unless said otherwise, which also says what a depth looks like here; None: there is only one."""
-    aliases: ClassVar[Mapping[str, Depth]] = EMPTY
-    """Names for certain depths."""
+    aliases: ClassVar[Mapping[str, Mapping[str, Any]]] = EMPTY
+    """Names for certain members of the family: what `make_spec` would have to be given, ``depth`` among it."""
     options: ClassVar[Mapping[str, Option]]
     """What the network is asked besides ``input`` and ``classes``; kept in its spec."""
-    base: ClassVar[tuple[str, Option] | None] = None
-    """The argument from which the sizes of all groups follow; kept in its spec as those sizes."""
+    base: ClassVar[Mapping[str, Option]] = EMPTY
+    """Arguments from which the sizes of all groups follow; kept in its spec as those sizes."""
     maps: ClassVar[bool] = True
     """Whether an input is channels x height x width."""
+    tokens: ClassVar[bool] = False
+    """Whether an input is a row of token ids, whole numbers from 0."""
 
     @abstractmethod
-    def groups(self, depth: Depth, base: int, options: Options) -> dict[str, int]:
+    def groups(self, depth: Depth, base: Base, options: Options) -> dict[str, int]:
         """Units of each axis group at full width."""
 
     @abstractmethod
@@ -46,6 +51,10 @@ class Family(ABC):
     def settle(self, options: dict[str, Any]) -> dict[str, Any]:
         """Options that depend on each other, made definite; refuses what the family cannot do."""
         return options
+
+    def agree(self, base: Base, options: Options) -> Base:
+        """The base, if it goes with the options; asked only where sizes follow from it, not where they are given."""
+        return base
 
     def axes(self, spec: Spec, net: nn.Module) -> dict[str, Dimensions]:
         """What each dimension of each tensor counts."""
@@ -65,8 +74,13 @@ class Family(ABC):
     def spec(self, given: Mapping[str, Any], depth: Depth = None, sizes: Mapping[str, int] | None = None) -> Spec:
         """The complete spec of these options: every option answered, every group named. `given` may hold the base."""
         given = dict(given)
-        base = self._base(given)
+        base = {
+            name: option.check(f"{self.name}: {name}", given.pop(name, option.default))
+            for name, option in self.base.items()
+        }
         answered = self.settle(self._answers(given))
+        if sizes is None:
+            base = dict(self.agree(base, answered))
         deep = options.blocks(self.name, self.depth if depth is None else depth, self.depth)
         full = self.groups(deep, base, answered)
         sizes = sizes or {}
@@ -77,21 +91,13 @@ class Family(ABC):
         }
         return Spec(self.name, deep, units, answered)
 
-    def _base(self, given: dict[str, Any]) -> int:
-        if self.base is None:
-            return 0
-        name, option = self.base
-        base: int = option.check(f"{self.name}: {name}", given.pop(name, option.default))
-        return base
-
     def _answers(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        arguments = (self.base[0],) if self.base else ()
-        refuse_unknown(self.name, "option", given, ("input", "classes", *self.options, *arguments))
+        refuse_unknown(self.name, "option", given, ("input", "classes", *self.options, *self.base))
         for needed in ("input", "classes"):
             if needed not in given:
                 raise SettingsError(f"{self.name} needs to know '{needed}'.")
         return {
-            "input": options.input_shape(self.name, given["input"], self.maps),
+            "input": options.input_shape(self.name, given["input"], self.maps, self.tokens),
             "classes": options.whole(f"{self.name}: classes", given["classes"], 1, MOST_UNITS),
             **{
                 name: option.check(f"{self.name}: {name}", given.get(name, option.default))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import TypeAlias
 
 from torch import Tensor, nn
@@ -30,7 +31,15 @@ class Net(nn.Module):
 
 
 class Pooled(nn.Sequential):
-    """A body of convolutions that ends in a global average: maps in, one vector per example out."""
+    """A body of convolutions that ends in a global average: maps in, one vector per example out.
+
+    What stands between the blocks and the average, if anything does, is named ``last``: it is there at every depth.
+    """
+
+    def __init__(self, *blocks: nn.Module, last: nn.Module | None = None) -> None:
+        super().__init__(*blocks)
+        if last is not None:
+            self.add_module("last", last)
 
     def forward(self, x: Tensor) -> Tensor:
         for step in self:
@@ -46,6 +55,14 @@ class Linear(nn.Linear):
         self.sides: Dimensions = (_dimension(outside), _dimension(inside))
 
 
+class Embedding(nn.Embedding):
+    """A vector of the group's units for each of so many things (tokens, positions), which are never cut."""
+
+    def __init__(self, things: int, units: Axis) -> None:
+        super().__init__(things, units.length)
+        self.sides: Dimensions = (None, units)
+
+
 class Conv(nn.Conv2d):
     """A convolution between two sides; by default padded so that stride 1 keeps the map's size."""
 
@@ -55,6 +72,15 @@ class Conv(nn.Conv2d):
         padding = kernel // 2 if padding is None else padding
         super().__init__(_length(inside), _length(outside), kernel, stride, padding, bias=bias)
         self.sides: Dimensions = (_dimension(outside), _dimension(inside))
+
+
+class Depthwise(nn.Conv2d):
+    """A convolution of each channel by itself: what goes in and what comes out are the same units."""
+
+    def __init__(self, channels: Axis, kernel: int, stride: int = 1, bias: bool = True) -> None:
+        length = channels.length
+        super().__init__(length, length, kernel, stride, kernel // 2, groups=length, bias=bias)
+        self.sides: Dimensions = (channels, None)
 
 
 class Scaler(nn.Module):
@@ -87,6 +113,22 @@ def convolution(
     return _layer("conv", conv, outside, options, relu=relu, pool=pool)
 
 
+def depthwise(channels: Axis, options: Options, kernel: int = 3, stride: int = 1) -> nn.Sequential:
+    """Depthwise convolution, scaler, norm, activation."""
+    conv = Depthwise(channels, kernel, stride, bias=options["norm"] == "none")
+    return _layer("conv", conv, channels, options)
+
+
+def activation(channels: Axis, options: Options) -> nn.Sequential:
+    """Scaler, norm and ReLU on what already is there, as pre-activated networks have them."""
+    return _sequence({"scaler": scaler(options), "norm": norm(options["norm"], channels), "relu": nn.ReLU()})
+
+
+def scaler(options: Options) -> Scaler | None:
+    """The scaler that the options ask for; None where it would do nothing."""
+    return Scaler(options["scaler"]) if options["scaler"] != 1 else None
+
+
 def dense(inside: Side, outside: Axis, options: Options, flatten: bool = False) -> nn.Sequential:
     """Linear layer, scaler, norm and activation, on flattened inputs if asked for."""
     linear = Linear(inside, outside, bias=options["norm"] == "none")
@@ -103,19 +145,23 @@ def _layer(
     pool: bool = False,
 ) -> nn.Sequential:
     if relu:
-        _wake(weights)
-    steps: dict[str, nn.Module | None] = {
+        wake(weights)
+    steps = {
         "flatten": nn.Flatten() if flatten else None,
         name: weights,
-        "scaler": Scaler(options["scaler"]) if options["scaler"] != 1 else None,
+        "scaler": scaler(options),
         "norm": norm(options["norm"], outside),
         "relu": nn.ReLU() if relu else None,
         "pool": nn.MaxPool2d(2) if pool else None,
     }
-    return nn.Sequential(OrderedDict((key, step) for key, step in steps.items() if step is not None))
+    return _sequence(steps)
 
 
-def _wake(layer: nn.Linear | nn.Conv2d) -> None:
+def _sequence(steps: Mapping[str, nn.Module | None]) -> nn.Sequential:
+    return nn.Sequential(OrderedDict((name, step) for name, step in steps.items() if step is not None))
+
+
+def wake(layer: nn.Linear | nn.Conv2d) -> None:
     """He's birth for layers in front of a ReLU: torch's own halves the signal at every layer, and deep nets stall."""
     nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
     if layer.bias is not None:

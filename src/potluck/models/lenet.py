@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from potluck.core import Axis, Bag, Depth, SettingsError, Spec
-from potluck.models.family import Family
+from potluck.models.family import Base, Family
 from potluck.models.layers import Linear, Net, convolution, dense
 from potluck.models.options import SCALER, Option, Options, norms
 
@@ -44,7 +44,7 @@ class LeNet(Family):
             )
         return {**options, "kernel": kernel}
 
-    def groups(self, depth: Depth, base: int, options: Options) -> dict[str, int]:
+    def groups(self, depth: Depth, base: Base, options: Options) -> dict[str, int]:
         return {"conv0": 6, "conv1": 16, "dense0": 120, "dense1": 84}
 
     def net(self, spec: Spec) -> nn.Module:

@@ -59,8 +59,16 @@ class Menagerie:
         """The first blocks only (of each stage)."""
         return specs.shallow(spec, depth)
 
+    def scaled(self, spec: Spec, ratio: float) -> Spec:
+        """The same network with scalers for this ratio of its width to the whole's; refused where it has none."""
+        return specs.scaled(spec, ratio)
+
+    def counting(self, spec: Spec) -> Spec:
+        """The twin that counts the statistics of static norms as means over batches; without such norms, the same."""
+        return specs.counting(spec)
+
     def block(self, spec: Spec, name: str) -> int | None:
-        """Which body block of this network a tensor belongs to, in forward order; None: stem or head."""
+        """Which body block of this network a tensor belongs to, in forward order; None: it is there at every depth."""
         return skeleton.places(specs.complete(spec))[name]
 
     def taps(self, spec: Spec) -> tuple[str, ...]:

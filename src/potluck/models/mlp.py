@@ -8,7 +8,7 @@ from itertools import pairwise
 from torch import nn
 
 from potluck.core import Axis, Bag, Depth, Spec
-from potluck.models.family import Family
+from potluck.models.family import Base, Family
 from potluck.models.layers import Linear, Net, dense
 from potluck.models.options import SCALER, Option, Options, norms
 
@@ -22,13 +22,13 @@ class MLP(Family):
     name = "mlp"
     about = "Multi-layer perceptron: equal hidden layers on a flattened input"
     depth = 2
-    base = ("hidden", Option(64, "units in each hidden layer"))
+    base = Bag({"hidden": Option(64, "units in each hidden layer")})
     options = Bag({"norm": norms("none"), "scaler": SCALER})
     maps = False
 
-    def groups(self, depth: Depth, base: int, options: Options) -> dict[str, int]:
+    def groups(self, depth: Depth, base: Base, options: Options) -> dict[str, int]:
         assert isinstance(depth, int)
-        return {f"hidden{index}": base for index in range(depth + 1)}
+        return {f"hidden{index}": base["hidden"] for index in range(depth + 1)}
 
     def net(self, spec: Spec) -> nn.Module:
         options: Options = spec.options

@@ -2,11 +2,15 @@
 
 - ``static``: batch norm with affine weights and no running statistics; the batch's own statistics are always used.
 - ``running``: ordinary batch norm; evaluation uses statistics gathered in training.
+- ``counted``: batch norm whose statistics are the arithmetic means over all batches seen in training: the twin into
+  which a static network is loaded to have its statistics counted.
 - ``group``: group norm; each example is normalised by itself.
 - ``none``: nothing; the layer in front has a bias instead.
 
+Networks of tokens know ``layer`` and ``none`` alone.
+
 The affine weights have the same names under every policy, so a network that was trained static can be loaded into its
-running twin.
+counted twin, which adds its running statistics and nothing else.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from torch import Tensor, nn
 
 from potluck.core import Axis, Dimensions
 
-POLICIES = ("static", "running", "group", "none")
+POLICIES = ("static", "running", "counted", "group", "none")
 MOST_GROUPS = 8
 
 
@@ -24,7 +28,7 @@ def norm(policy: str, channels: Axis) -> nn.Module | None:
     """The norm over these channels; None under the policy ``none``."""
     if policy == "none":
         return None
-    return GroupNorm(channels) if policy == "group" else BatchNorm(channels, running=policy == "running")
+    return GroupNorm(channels) if policy == "group" else BatchNorm(channels, policy)
 
 
 class BatchNorm(nn.BatchNorm2d):
@@ -34,8 +38,9 @@ class BatchNorm(nn.BatchNorm2d):
     a static norm then applies its affine weights alone.
     """
 
-    def __init__(self, channels: Axis, running: bool) -> None:
-        super().__init__(channels.length, track_running_stats=running)
+    def __init__(self, channels: Axis, policy: str) -> None:
+        momentum = None if policy == "counted" else 0.1
+        super().__init__(channels.length, momentum=momentum, track_running_stats=policy != "static")
         self.sides: Dimensions = (channels,)
 
     def _check_input_dim(self, input: Tensor) -> None:
@@ -65,6 +70,17 @@ class GroupNorm(nn.GroupNorm):
         if x.shape[1:].numel() > self.num_groups:
             return super().forward(x)
         return affine(x, self.weight, self.bias)
+
+
+class LayerNorm(nn.LayerNorm):
+    """Layer norm over the units of a group, which follow each other in the last dimension.
+
+    It normalises across units, so a narrow network's units are normalised among fewer others than in the whole.
+    """
+
+    def __init__(self, units: Axis, eps: float = 1e-5) -> None:
+        super().__init__(units.length, eps)
+        self.sides: Dimensions = (units,)
 
 
 def groups(channels: int) -> int:

@@ -48,6 +48,11 @@ SCALER = Option(
 )
 
 
+DROPOUT = Option(0.1, "share of the units that are left out at random in training", low=0.0, high=0.9)
+
+LAYER_NORM = Option("layer", "layer norm, or nothing in its place", choices=("layer", "none"))
+
+
 def norms(default: str) -> Option:
     """The norm policy."""
     return Option(default, "what stands between a layer and its activation", choices=POLICIES)
@@ -67,8 +72,8 @@ def ratio(where: str, value: Any) -> float:
     return float(value)
 
 
-def input_shape(family: str, value: Any, maps: bool) -> tuple[int, ...]:
-    """The shape of one example: channels, height, width where the family reads maps."""
+def input_shape(family: str, value: Any, maps: bool, tokens: bool = False) -> tuple[int, ...]:
+    """The shape of one example: channels, height, width where the family reads maps; a length where it reads tokens."""
     shape = frozen([value] if isinstance(value, int) else value)
     if not isinstance(shape, tuple) or not shape:
         raise SettingsError(f"{family}: input = {value!r} must be the shape of one example, such as [1, 28, 28].")
@@ -78,6 +83,8 @@ def input_shape(family: str, value: Any, maps: bool) -> tuple[int, ...]:
         raise SettingsError(
             f"{family} reads maps: input = {list(shape)!r} must be [channels, height, width]. For other inputs use mlp."
         )
+    if tokens and len(shape) != 1:
+        raise SettingsError(f"{family} reads tokens: input = {list(shape)!r} must be [length].")
     if math.prod(shape) > MOST_INPUT:
         raise SettingsError(f"{family}: input = {list(shape)!r} has more than {MOST_INPUT} entries.")
     return shape

@@ -1,4 +1,7 @@
-"""ResNet of basic blocks (He et al., CVPR 2016), with the small stem that 32x32 images want."""
+"""ResNet (He et al., CVPR 2016), with the small stem that 32x32 images want.
+
+Bottlenecks carry their stride in the 3x3 convolution, as today's implementations do; the paper has it in the first.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from potluck.core import Axis, Bag, Depth, Spec
-from potluck.models.family import Family
+from potluck.models.family import Base, Family
 from potluck.models.layers import Linear, Net, Pooled, Side, convolution
 from potluck.models.options import SCALER, Option, Options, norms
+
+WIDTH = Option(64, "channels of the first stage; the others have 2, 4 and 8 times as many", high=1 << 17)
+EXPANSION = 4
+"""A bottleneck's stream has so many times the channels of its inside."""
 
 
 class BasicBlock(nn.Module):
@@ -18,37 +25,52 @@ class BasicBlock(nn.Module):
         super().__init__()
         self.first = convolution(before, inner, options, stride=stride)
         self.second = convolution(inner, after, options, relu=False)
-        straight = before.group == after.group
-        self.shortcut = (
-            nn.Identity() if straight else convolution(before, after, options, kernel=1, stride=stride, relu=False)
-        )
+        self.shortcut = _shortcut(before, after, stride, options)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(self.second(self.first(x)) + self.shortcut(x))
 
 
+class Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 convolutions, the last to four times the channels, and a way around them."""
+
+    def __init__(self, before: Axis, inner: tuple[Axis, Axis], after: Axis, stride: int, options: Options) -> None:
+        super().__init__()
+        self.first = convolution(before, inner[0], options, kernel=1)
+        self.second = convolution(*inner, options, stride=stride)
+        self.third = convolution(inner[1], after, options, kernel=1, relu=False)
+        self.shortcut = _shortcut(before, after, stride, options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.third(self.second(self.first(x))) + self.shortcut(x))
+
+
 class ResNet(Family):
-    """A stem, four stages of basic blocks (each stage twice as wide, from the second on at half the size), a head.
+    """A stem, four stages of blocks (each stage twice as wide, from the second on at half the size), a head.
 
     The body ends in a global average, so stem -> body -> head is map -> vector -> scores. Groups: ``stage0`` to
     ``stage3`` for the residual streams (the stem writes into ``stage0``), ``stage0.0`` and so on for the channels
-    inside each block. The stem ``cifar`` keeps the size of the map; ``stride4`` quarters it, so a 32x32 image enters
-    the body as 64 x 8 x 8.
+    inside each block. Bottlenecks have two insides, ``stage0.0.first`` and ``stage0.0.second``, and the stem a group
+    of its own, ``stem``. The stem ``cifar`` keeps the size of the map; ``stride4`` quarters it, so a 32x32 image
+    enters the body as 64 x 8 x 8.
     """
 
     name = "resnet"
-    about = "ResNet of basic blocks in four stages"
+    about = "ResNet of basic or bottleneck blocks in four stages"
     depth = (2, 2, 2, 2)
     aliases = Bag(
         {
-            "resnet10": (1, 1, 1, 1),
-            "resnet14": (1, 1, 2, 2),
-            "resnet18": (2, 2, 2, 2),
-            "resnet22": (2, 2, 3, 3),
-            "resnet26": (3, 3, 3, 3),
+            "resnet10": {"depth": (1, 1, 1, 1), "block": "basic"},
+            "resnet14": {"depth": (1, 1, 2, 2), "block": "basic"},
+            "resnet18": {"depth": (2, 2, 2, 2), "block": "basic"},
+            "resnet22": {"depth": (2, 2, 3, 3), "block": "basic"},
+            "resnet26": {"depth": (3, 3, 3, 3), "block": "basic"},
+            "resnet50": {"depth": (3, 4, 6, 3), "block": "bottleneck"},
+            "resnet101": {"depth": (3, 4, 23, 3), "block": "bottleneck"},
+            "resnet152": {"depth": (3, 8, 36, 3), "block": "bottleneck"},
         }
     )
-    base = ("width", Option(64, "channels of the first stage; the others have 2, 4 and 8 times as many", high=1 << 17))
+    base = Bag({"width": WIDTH})
     options = Bag(
         {
             "norm": norms("running"),
@@ -56,23 +78,35 @@ class ResNet(Family):
             "stem": Option(
                 "cifar", "3x3 convolution at full size, or one that quarters it", choices=("cifar", "stride4")
             ),
+            "block": Option("basic", "two 3x3 convolutions, or 1x1, 3x3, 1x1", choices=("basic", "bottleneck")),
         }
     )
 
-    def groups(self, depth: Depth, base: int, options: Options) -> dict[str, int]:
+    def groups(self, depth: Depth, base: Base, options: Options) -> dict[str, int]:
         assert isinstance(depth, tuple)
-        found: dict[str, int] = {}
+        tall = options["block"] == "bottleneck"
+        found = {"stem": base["width"]} if tall else {}
         for stage, count in enumerate(depth):
-            found |= dict.fromkeys([_stream(stage), *(_inner(stage, place) for place in range(count))], base << stage)
+            width = base["width"] << stage
+            found[f"stage{stage}"] = width * EXPANSION if tall else width
+            found |= dict.fromkeys([group for place in range(count) for group in _inside(stage, place, tall)], width)
         return found
 
     def net(self, spec: Spec) -> nn.Module:
         options: Options = spec.options
         assert isinstance(spec.depth, tuple)
-        streams = [Axis(_stream(stage), spec.sizes[_stream(stage)]) for stage in range(len(spec.depth))]
-        stages = [_stage(spec, stage, streams[max(stage - 1, 0)], after) for stage, after in enumerate(streams)]
-        stem = _stem(options["input"][0], streams[0], options)
+        streams = [Axis(f"stage{stage}", spec.sizes[f"stage{stage}"]) for stage in range(len(spec.depth))]
+        entry = Axis("stem", spec.sizes["stem"]) if "stem" in spec.sizes else streams[0]
+        stages = [
+            _stage(spec, stage, streams[stage - 1] if stage else entry, after) for stage, after in enumerate(streams)
+        ]
+        stem = _stem(options["input"][0], entry, options)
         return Net(stem, Pooled(*stages), Linear(streams[-1], options["classes"]))
+
+
+def stride_of(stage: int, place: int) -> int:
+    """Every stage but the first halves the map, in its first block."""
+    return 2 if stage > 0 and place == 0 else 1
 
 
 def _stem(channels: Side, stream: Axis, options: Options) -> nn.Sequential:
@@ -85,17 +119,25 @@ def _stem(channels: Side, stream: Axis, options: Options) -> nn.Sequential:
 
 def _stage(spec: Spec, stage: int, before: Axis, after: Axis) -> nn.Sequential:
     assert isinstance(spec.depth, tuple)
-    blocks = []
+    tall = spec.options["block"] == "bottleneck"
+    blocks: list[nn.Module] = []
     for place in range(spec.depth[stage]):
-        inner = Axis(_inner(stage, place), spec.sizes[_inner(stage, place)])
-        stride = 2 if stage > 0 and place == 0 else 1
-        blocks.append(BasicBlock(after if place else before, inner, after, stride, spec.options))
+        first, *second = (Axis(group, spec.sizes[group]) for group in _inside(stage, place, tall))
+        entry, stride = after if place else before, stride_of(stage, place)
+        if second:
+            blocks.append(Bottleneck(entry, (first, second[0]), after, stride, spec.options))
+        else:
+            blocks.append(BasicBlock(entry, first, after, stride, spec.options))
     return nn.Sequential(*blocks)
 
 
-def _stream(stage: int) -> str:
-    return f"stage{stage}"
+def _inside(stage: int, place: int, tall: bool) -> tuple[str, ...]:
+    """The groups inside a block."""
+    block = f"stage{stage}.{place}"
+    return (f"{block}.first", f"{block}.second") if tall else (block,)
 
 
-def _inner(stage: int, place: int) -> str:
-    return f"stage{stage}.{place}"
+def _shortcut(before: Axis, after: Axis, stride: int, options: Options) -> nn.Module:
+    if before.group == after.group:
+        return nn.Identity()
+    return convolution(before, after, options, kernel=1, stride=stride, relu=False)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from potluck.core import Depth, SettingsError, Spec, frozen
+from potluck.core import Depth, SettingsError, Spec, frozen, thawed
 from potluck.models import options as door
 from potluck.models.families import FAMILIES, find
 
@@ -21,15 +21,17 @@ def make_spec(
     the channels that the family starts from (a whole number, not a ratio). The families' docstrings list the rest.
     """
     family, named = find(name)
-    depth = frozen(depth)
-    if named is not None and depth is not None and depth != named:
-        raise SettingsError(
-            f"{name} has the depth {list(named) if isinstance(named, tuple) else named}; "
-            f"for depth = {depth!r} ask for '{family.name}'."
-        )
-    if width is not None:
-        options["width"] = width
-    return family.spec({"input": input, "classes": classes, **options}, depth if named is None else named)
+    for argument, value in (("depth", depth), ("width", width)):
+        if value is not None:
+            options[argument] = frozen(value)
+    for argument, value in named.items():
+        if options.setdefault(argument, value) != value:
+            raise SettingsError(
+                f"{name} has the {argument} {thawed(value)}; for {argument} = {options[argument]!r} "
+                f"ask for '{family.name}'."
+            )
+    depth = options.pop("depth", None)
+    return family.spec({"input": input, "classes": classes, **options}, depth)
 
 
 @lru_cache(maxsize=1024)
@@ -70,14 +72,30 @@ def shallow(spec: Spec, depth: Any) -> Spec:
     if any(new > old for new, old in zip(_counts(kept), _counts(spec.depth), strict=True)):
         raise SettingsError(f"{spec.family}: depth = {depth!r} is deeper than the {spec.depth} there are.")
     family = FAMILIES[spec.family]
-    left = family.groups(kept, 1, spec.options)
+    left = family.groups(kept, dict.fromkeys(family.base, 1), spec.options)
     return Spec(spec.family, kept, {group: spec.sizes[group] for group in left}, spec.options)
+
+
+def scaled(spec: Spec, ratio: float) -> Spec:
+    """The spec whose layers divide by this ratio of widths in training, where its family has such scalers."""
+    return _with(complete(spec), scaler=ratio)
+
+
+def counting(spec: Spec) -> Spec:
+    """The twin of a spec with static norms that counts their statistics; any other spec as it is."""
+    spec = complete(spec)
+    return _with(spec, norm="counted") if spec.options.get("norm") == "static" else spec
 
 
 def tier_spec(full: Spec, width: float | Mapping[str, float] | None = None, depth: Depth = None) -> Spec:
     """A tier's network: the full one made shallow, then narrow."""
     spec = shallow(full, depth)
     return spec if width is None else narrow(spec, width)
+
+
+def _with(spec: Spec, **options: Any) -> Spec:
+    door.refuse_unknown(spec.family, "option", options, spec.options)
+    return complete(Spec(spec.family, spec.depth, spec.sizes, {**spec.options, **options}))
 
 
 def _counts(depth: Depth) -> tuple[int, ...]:

@@ -28,7 +28,8 @@ class Sums:
 
     totals: dict[str, Tensor] = field(default_factory=dict)
     weights: dict[str, float | Tensor] = field(default_factory=dict)
-    """One number while every contribution was entire; a tensor from the first partial one on."""
+    """One number while every contribution was entire; from the first partial one on a tensor that broadcasts to the
+    total's shape (dimensions that are never cut, such as a kernel's, have length one)."""
     peaks: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     """(maximum, seen) of tensors of whole numbers."""
 
@@ -95,7 +96,7 @@ class OverlapMean:
         if name in self.sums.peaks:
             return self.sums.peaks[name][1]
         weight = self.sums.weights.get(name, 0.0)
-        return weight > 0
+        return (weight > 0).expand(self.start[name].shape) if isinstance(weight, Tensor) else weight > 0
 
     def coverage(self) -> float:
         """The share of the whole's numbers that anybody sent."""
@@ -116,10 +117,12 @@ class OverlapMean:
         mask = held.masks.get(name) if isinstance(held, Mask) else None
         if not self.start[place.name].is_floating_point():
             self._peak(place, tensor)
-        elif isinstance(factor, float) and not place.dims and mask is None:
-            self._add_entire(place.name, tensor, factor)
+        elif isinstance(factor, Tensor) or mask is not None:
+            self._add_entries(place, tensor, _as_weights(factor, tensor, mask))
+        elif place.dims:
+            self._add_blocks(place, tensor, factor)
         else:
-            self._add_blocks(place, tensor, _as_weights(factor, tensor, mask))
+            self._add_entire(place.name, tensor, factor)
 
     def _add_entire(self, name: str, tensor: Tensor, factor: float) -> None:
         if tensor.shape != self.start[name].shape:
@@ -134,19 +137,39 @@ class OverlapMean:
             totals[name] = torch.mul(tensor.to(torch.float64), factor)
             weights[name] = factor
 
-    def _add_blocks(self, place: Place, tensor: Tensor, weights: Tensor) -> None:
-        start = self.start[place.name]
-        block = self._block
-        if place.name not in block.totals:
-            block.totals[place.name] = torch.zeros_like(start, dtype=torch.float64)
-        den = block.weights.get(place.name, 0.0)
-        if not isinstance(den, Tensor):
-            den = block.weights[place.name] = torch.full_like(start, den, dtype=torch.float64)
-        num = block.totals[place.name]
-        weighted = torch.where(weights > 0, tensor.to(torch.float64) * weights, 0.0)
+    def _add_blocks(self, place: Place, tensor: Tensor, factor: float) -> None:
+        total, weights = self._sums_of(place.name, len(place.dims))
         for there, here in place.blocks(tensor.shape):
-            _add_at(num, there, weighted[here])
-            _add_at(den, there, weights[here])
+            if any(isinstance(index, Tensor) for index in there):
+                at = _outer(there)
+                total[at] += tensor[here].to(torch.float64) * factor
+                weights[at] += factor
+            else:
+                total[there].add_(tensor[here], alpha=factor)
+                weights[there].add_(factor)
+
+    def _add_entries(self, place: Place, tensor: Tensor, factors: Tensor) -> None:
+        total, weights = self._sums_of(place.name, tensor.dim())
+        weighted = torch.where(factors > 0, tensor.to(torch.float64) * factors, -0.0)
+        for there, here in place.blocks(tensor.shape):
+            at = _outer(there)
+            total[at] += weighted[here]
+            weights[at] += factors[here]
+
+    def _sums_of(self, name: str, dims: int) -> tuple[Tensor, Tensor]:
+        """This block's total of a tensor, and its weights with at least so many dimensions spelt out."""
+        start, block = self.start[name], self._block
+        if name not in block.totals:
+            # Sums begin at -0.0, to which adding anything, -0.0 too, leaves it as it is.
+            block.totals[name] = torch.full_like(start, -0.0, dtype=torch.float64)
+        had = block.weights.get(name, 0.0)
+        shape = (*start.shape[:dims], *[1] * (start.dim() - dims))
+        if not isinstance(had, Tensor):
+            had = torch.full(shape, had, dtype=torch.float64, device=start.device)
+        elif any(a < b for a, b in zip(had.shape, shape, strict=True)):
+            had = had.expand([max(a, b) for a, b in zip(had.shape, shape, strict=True)]).clone()
+        block.weights[name] = had
+        return block.totals[name], had
 
     def _peak(self, place: Place, tensor: Tensor) -> None:
         start = self.start[place.name]
@@ -187,22 +210,11 @@ def _outer(there: tuple[slice | Tensor, ...]) -> tuple[slice | Tensor, ...]:
     return tuple(out)
 
 
-def _add_at(whole: Tensor, there: tuple[slice | Tensor, ...], values: Tensor) -> None:
-    """Adds to entries of the whole. Units are distinct, so a plain read and write back is exact."""
-    at = _outer(there)
-    if any(isinstance(index, Tensor) for index in at):
-        whole[at] = whole[at] + values
-    else:
-        whole[at].add_(values)
-
-
 def _divided(old: Tensor, total: Tensor, weight: float | Tensor) -> Tensor:
-    if isinstance(weight, Tensor):
-        new = (total / torch.where(weight > 0, weight, 1.0)).to(old.dtype)
-        return torch.where((weight > 0) & (new != old), new, old)
-    new = (total / weight).to(old.dtype)
-    # A sum that starts at zero loses the sign of -0.0; an entry that did not move keeps its bits.
-    return torch.where(new == old, old, new)
+    if not isinstance(weight, Tensor):
+        return (total / weight).to(old.dtype)
+    new = (total / torch.where(weight > 0, weight, 1.0)).to(old.dtype)
+    return new if bool((weight > 0).all()) else torch.where(weight > 0, new, old)
 
 
 def _lowest(dtype: torch.dtype) -> int | bool:

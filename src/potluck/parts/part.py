@@ -31,19 +31,32 @@ class Place:
 
     def take(self, tensor: Tensor) -> Tensor:
         """The small tensor; a view where it is one block, so treat it as read-only."""
-        for dim, index in enumerate(self.dims):
-            if isinstance(index, Tensor):
-                tensor = tensor.index_select(dim, index.to(tensor.device))
-            elif index is not None:
-                runs = [tensor.narrow(dim, run.start, run.stop - run.start) for run in index]
-                tensor = runs[0] if len(runs) == 1 else torch.cat(runs, dim)
-        return tensor
+        if any(isinstance(index, Tensor) for index in self.dims):
+            for dim, index in enumerate(self.dims):
+                if isinstance(index, Tensor):
+                    tensor = tensor.index_select(dim, index.to(tensor.device))
+            return tensor
+        shape = [
+            length if index is None else _count(index) for index, length in zip(self.dims, tensor.shape, strict=False)
+        ]
+        pairs = list(self.blocks(shape))
+        if len(pairs) == 1:
+            return tensor[pairs[0][0]]
+        small = tensor.new_empty((*shape, *tensor.shape[len(shape) :]))
+        for there, here in pairs:
+            small[here].copy_(tensor[there])
+        return small
 
     def blocks(self, shape: Sequence[int]) -> Iterator[tuple[tuple[slice | Tensor, ...], tuple[slice, ...]]]:
         """Pairs (entries of the whole, entries of the small tensor) that together cover the small tensor."""
         runs = [_pairs(index, shape[dim]) for dim, index in enumerate(self.dims)]
         for combination in product(*runs):
             yield tuple(there for there, _ in combination), tuple(here for _, here in combination)
+
+
+def _count(index: Index) -> int:
+    assert isinstance(index, tuple)
+    return sum(run.stop - run.start for run in index)
 
 
 def _pairs(index: Index, length: int) -> list[tuple[slice | Tensor, slice]]:
@@ -72,6 +85,8 @@ class Part:
     places: Mapping[str, Place] = field(default_factory=dict)
     entire: bool = False
     """The small model has every tensor of the whole under the same name."""
+    units: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """The units chosen of each axis group, where it was made of such."""
 
     def place(self, name: str) -> Place:
         if self.entire:
@@ -108,40 +123,43 @@ class Mask:
         }
 
 
-def part(axes: Mapping[str, Dimensions], choose: Choose, names: Iterable[str] | None = None) -> Part:
+def part(
+    axes: Mapping[str, Dimensions], choose: Choose, names: Iterable[str] | None = None, heads: Choose | None = None
+) -> Part:
     """The part made of the chosen units of every axis group.
 
     `axes` describes the whole; `choose` is asked once per group; `names` are the tensors the small network has (all, if
-    left out: a shallow network has fewer).
+    left out: a shallow network has fewer). `heads`, if given, chooses among all copies' entries together where an axis
+    has several copies; otherwise every copy is cut alike.
     """
-    chosen: dict[str, list[int]] = {}
+    chosen: dict[str, tuple[int, ...]] = {}
     indices: dict[Dimension, Index] = {}
 
-    def units(axis: Axis) -> list[int]:
+    def units(axis: Axis) -> Sequence[int]:
         if axis.group not in chosen:
             picked = choose(axis)
-            chosen[axis.group] = [int(unit) for unit in (picked.tolist() if isinstance(picked, Tensor) else picked)]
+            chosen[axis.group] = tuple(picked.tolist() if isinstance(picked, Tensor) else map(int, picked))
             _check(axis, chosen[axis.group])
         return chosen[axis.group]
 
-    def index(dimension: Dimension) -> Index:
+    def found(dimension: Dimension) -> Index:
         if dimension not in indices:
-            indices[dimension] = _index(dimension, units)
+            indices[dimension] = index(dimension, units, heads)
         return indices[dimension]
 
-    places = {name: _place(name, axes[name], index) for name in (axes if names is None else names)}
-    return Part(places)
+    places = {name: place(name, tuple(map(found, axes[name]))) for name in (axes if names is None else names)}
+    return Part(places, units=chosen)
 
 
-def _check(axis: Axis, units: list[int]) -> None:
+def _check(axis: Axis, units: Sequence[int]) -> None:
     if len(set(units)) != len(units):
-        raise ValueError(f"group '{axis.group}': a unit was chosen twice in {units}")
+        raise ValueError(f"group '{axis.group}': a unit was chosen twice in {list(units)}")
     if any(not 0 <= unit < axis.size for unit in units):
-        raise ValueError(f"group '{axis.group}' has units 0 to {axis.size - 1}; chosen were {units}")
+        raise ValueError(f"group '{axis.group}' has units 0 to {axis.size - 1}; chosen were {list(units)}")
 
 
-def _place(name: str, dimensions: Dimensions, index: Callable[[Dimension], Index]) -> Place:
-    dims = tuple(index(dimension) for dimension in dimensions)
+def place(name: str, dims: tuple[Index, ...]) -> Place:
+    """A place at these entries: by runs where there are few blocks, else by lists."""
     if all(entry is None for entry in dims):
         return Place(name)
     blocks = 1
@@ -152,36 +170,41 @@ def _place(name: str, dimensions: Dimensions, index: Callable[[Dimension], Index
     return Place(name, dims)
 
 
-def _index(dimension: Dimension, units: Callable[[Axis], list[int]]) -> Index:
+def index(dimension: Dimension, units: Choose, heads: Choose | None = None) -> Index:
     """The entries of a dimension that belong to the chosen units, in order."""
     if dimension is None:
         return None
-    entries: list[int] = []
+    runs: list[slice] = []
     offset = 0
     for axis in dimension if isinstance(dimension, tuple) else (dimension,):
-        for copy in range(axis.outer):
-            for unit in units(axis):
-                start = offset + (copy * axis.size + unit) * axis.inner
-                entries.extend(range(start, start + axis.inner))
+        together = heads is not None and axis.outer > 1
+        picked = _runs(heads(axis) if heads is not None and together else units(axis))
+        for copy in range(1 if together else axis.outer):
+            start = offset + copy * axis.size * axis.inner
+            for run in picked:
+                _extend(runs, slice(start + run.start * axis.inner, start + run.stop * axis.inner))
         offset += axis.length
-    if entries == list(range(offset)):
+    if runs == [slice(0, offset)]:
         return None
-    runs = _runs(entries)
-    return runs if len(runs) <= MOST_RUNS else torch.tensor(entries)
-
-
-def _runs(entries: list[int]) -> tuple[slice, ...]:
-    """Consecutive entries gathered into slices."""
-    if not entries:
+    if not runs:
         return (slice(0, 0),)
+    return tuple(runs) if len(runs) <= MOST_RUNS else _listed(tuple(runs))
+
+
+def _runs(units: Sequence[int] | Tensor) -> list[slice]:
+    """Consecutive units gathered into slices."""
     runs: list[slice] = []
-    start = previous = entries[0]
-    for entry in entries[1:]:
-        if entry != previous + 1:
-            runs.append(slice(start, previous + 1))
-            start = entry
-        previous = entry
-    return (*runs, slice(start, previous + 1))
+    for unit in units.tolist() if isinstance(units, Tensor) else units:
+        _extend(runs, slice(unit, unit + 1))
+    return runs
+
+
+def _extend(runs: list[slice], more: slice) -> None:
+    """Adds a run, grown onto the last one where it follows it."""
+    if runs and runs[-1].stop == more.start:
+        runs[-1] = slice(runs[-1].start, more.stop)
+    elif more.stop > more.start:
+        runs.append(more)
 
 
 def _listed(index: Index) -> Index:

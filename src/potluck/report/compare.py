@@ -11,13 +11,15 @@ from urllib.parse import quote
 from potluck.report.chart import Band, Mark, Path, Series, palette, plot
 from potluck.report.figures import charts, figure, legend, section
 from potluck.report.headline import state
+from potluck.report.histogram import local_section
 from potluck.report.markup import Markup, fold, join, table, tag
 from potluck.report.picking import mapping, number, text
 from potluck.report.records import Curve, Line, Run
 from potluck.report.scale import Axis
 from potluck.report.single import ACCURACY, ROUNDS, against, brief
+from potluck.report.skyline import methods_section
 from potluck.report.summary import TARGETS, Row, Spent, compare_rows, groups, mean_sd, rounds_to, tier_names
-from potluck.report.units import GAP, count, duration, energy, percent, plus_minus, size, size_unit, time_unit, work
+from potluck.report.units import count, duration, energy, percent, plus_minus, reached, size, size_unit, time_unit, work
 from potluck.report.verdict import LEVEL, lead, verdict
 
 Painted = list[tuple[Series, list[Run]]]
@@ -35,7 +37,9 @@ def body(runs: Sequence[Run], page: File) -> Markup:
         _accuracy_table(runs, tiers),
         _cost_table(runs),
         section("Learning", _scope(painted, charts(overall, *small, small=len(small) > 3 or len(small) % 3 == 2))),
+        local_section(painted),
         section("What accuracy costs", _scope(painted, charts(*prices)), _target_table(painted)),
+        methods_section(painted),
         section("Every run", *(_run(run, page) for run in runs)),
     )
 
@@ -60,16 +64,21 @@ def _verdict(runs: Sequence[Run]) -> Markup | None:
 
 def _accuracy_table(runs: Sequence[Run], tiers: Sequence[str]) -> Markup:
     rows = compare_rows(runs)
-    columns = [_column(rows, lambda row: row["global"])]
+    local = ["local"] * any(_mean(row["local"]) is not None for row in rows)
+    columns = [_column(rows, partial(_plain, key)) for key in ("global", *local)]
     columns += [_column(rows, partial(_tier_share, name)) for name in tiers]
     columns += [_column(rows, partial(_plain, key)) for key in ("clients", "worst", "best")]
     starts = [[text(row["label"]) + _dagger(row), count(number(row["runs"]))] for row in rows]
     lines = [[*start, *cells] for start, *cells in zip(starts, *columns, strict=True)]
-    head = ["", "runs", "global", *tiers, "client mean", "worst tenth", "by validation"]
-    notes = ["Final accuracy, mean ± standard deviation over seeds (a single seed has no deviation); green: highest."]
+    head = ["", "runs", "global", *local, *tiers, "client mean", "worst tenth", "by validation"]
+    notes = [
+        "Final accuracy in %, mean ± standard deviation over seeds (a single seed has no deviation); green: highest."
+    ]
     notes += ["“By validation” is the accuracy at the round that validation would have chosen."]
+    notes += ["Local: the shared model on each client's own examples and classes, mean over clients."] * len(local)
     notes += ["† Scored by its clients, each on its own examples."] * any(map(_dagger, rows))
-    return join(tag("h2", "Accuracy"), table(head, lines), tag("p", " ".join(notes), class_="note"))
+    kind = "many" if len(head) > 8 else ""
+    return join(tag("h2", "Accuracy"), table(head, lines, kind=kind), tag("p", " ".join(notes), class_="note"))
 
 
 def _dagger(row: Row) -> str:
@@ -116,7 +125,8 @@ def _mean(summary: object) -> float | None:
 
 
 def _share(summary: object) -> str:
-    return plus_minus(_mean(summary), number(mapping(summary).get("sd")))
+    """In percent, which the table says once for all its cells."""
+    return plus_minus(_mean(summary), number(mapping(summary).get("sd"))).removesuffix(" %")
 
 
 def _curve_figure(caption: str, painted: Painted, curve: Callable[[Run], Curve]) -> Markup:
@@ -173,18 +183,13 @@ def _time_figure(painted: Painted) -> Markup:
 
 def _target_table(painted: Painted) -> Markup:
     """Rounds until each target, per method; how many of its runs got there where not all did."""
-    rows = [[series.label, *(_rounds(runs, target) for target in TARGETS)] for series, runs in painted]
+    rows = [
+        [series.label, *(reached([rounds_to(run, target) for run in runs]) for target in TARGETS)]
+        for series, runs in painted
+    ]
     note = "First scored round at or above the target, mean over the runs that reached it."
     head = ["", *(percent(target, 0) for target in TARGETS)]
     return join(tag("h3", "Rounds to a target"), tag("p", note, class_="note"), table(head, rows))
-
-
-def _rounds(runs: list[Run], target: float) -> str:
-    found = [done for run in runs if (done := rounds_to(run, target)) is not None]
-    if not found:
-        return GAP
-    some = f" ({len(found)} of {len(runs)} runs)" if len(found) < len(runs) else ""
-    return f"{sum(found) / len(found):.3g}{some}"
 
 
 def _run(run: Run, page: File) -> Markup:

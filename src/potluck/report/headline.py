@@ -46,7 +46,12 @@ def _accuracy(curve: Curve) -> Markup:
         if best and best.accuracy is not None
         else ""
     )
-    return card(title, percent(final.accuracy if final else None), after, chosen)
+    return card(title, percent(final.accuracy if final else None), after, chosen, _local(curve))
+
+
+def _local(curve: Curve) -> str:
+    mean = curve.local.local.mean if curve.local else None
+    return f"local: {percent(mean)}, each client's own examples and classes" if mean is not None else ""
 
 
 def _clients(run: Run) -> Markup:

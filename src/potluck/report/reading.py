@@ -9,9 +9,12 @@ from pathlib import Path
 
 from potluck.ledger import read_run
 from potluck.report.picking import Json, listing, mapping, number, text, whole
-from potluck.report.records import Curve, Fault, Point, Round, Run, Score, Spread, Task, Tier, Totals, total
+from potluck.report.records import Coverage, Curve, Fault, Point, Round, Run, Score, Spread, Task, Tier, Totals, total
 
 Address = tuple[object, ...]
+
+MOST = 1e15
+"""No unit is trained more often than this: a larger count is a broken line."""
 
 
 def read(folder: Path | str) -> Run:
@@ -39,6 +42,7 @@ def assemble(folder: Path, manifest: Json, settings: str, events: Iterable[Json]
         tiers=_tiers(manifest, ordered, tasks),
         curve=Curve(tuple(_overall(line) for line in ordered)),
         rounds=_rounds(story, tasks),
+        coverage=story.coverage,
         totals=Totals.of(tasks),
         faults=_faults(tasks),
         warnings=tuple(story.warnings),
@@ -54,6 +58,7 @@ class _Story:
     tasks: dict[Address, Task] = field(default_factory=dict)
     rounds: dict[int, Round] = field(default_factory=dict)
     warnings: list[tuple[int | None, str]] = field(default_factory=list)
+    coverage: tuple[Coverage, ...] = ()
 
 
 def _story(events: Iterable[Json]) -> _Story:
@@ -68,6 +73,8 @@ def _story(events: Iterable[Json]) -> _Story:
             case "round":
                 line = _round(event)
                 story.rounds[line.number] = line
+            case "coverage":
+                story.coverage = _coverage(event) or story.coverage
             case "warning":
                 story.warnings.append((whole(event.get("round")), text(event.get("text"))))
     return story
@@ -100,7 +107,21 @@ def _round(event: Json) -> Round:
         accepted=whole(event.get("accepted")),
         loss=number(event.get("loss")),
         device_seconds=number(event.get("device_seconds")),
+        least=None if (least := _times(event.get("least"))) is None else int(least),
     )
+
+
+def _coverage(event: Json) -> tuple[Coverage, ...]:
+    """Groups with at least one count that can be read, the largest first."""
+    lists = mapping(event.get("groups")).items()
+    found = [Coverage(text(name), tuple(_times(item) for item in listing(counts))) for name, counts in lists]
+    return tuple(sorted((one for one in found if one.known), key=lambda one: -len(one.counts)))
+
+
+def _times(value: object) -> float | None:
+    """How often something was done."""
+    found = number(value)
+    return found if found is not None and 0 <= found <= MOST else None
 
 
 def _rounds(story: _Story, tasks: list[Task]) -> tuple[Round, ...]:
@@ -171,7 +192,8 @@ def _shape(value: object) -> str:
 
 
 def _overall(line: Json) -> Point:
-    return _point(whole(line.get("round")) or 0, mapping(line.get("global")), line.get("clients"))
+    point = _point(whole(line.get("round")) or 0, mapping(line.get("global")), line.get("clients"))
+    return replace(point, local=_spread(line.get("local")))
 
 
 def _point(index: int, scores: Json, clients: object) -> Point:

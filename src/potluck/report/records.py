@@ -38,6 +38,8 @@ class Point:
     validation: Score = Score()
     test: Score = Score()
     clients: Spread = Spread()
+    local: Spread = Spread()
+    """The shared model on every client's own test examples, choosing among the client's own classes only."""
 
     @property
     def accuracy(self) -> float | None:
@@ -61,6 +63,12 @@ class Curve:
         """The first round with the highest validation accuracy; nothing where none was measured."""
         judged = [(point.validation.accuracy, point) for point in self.points if point.validation.accuracy is not None]
         return max(judged, key=lambda pair: pair[0])[1] if judged else None
+
+    @property
+    def local(self) -> Point | None:
+        """The last round in which the shared model was scored on every client's own examples."""
+        known = (point for point in reversed(self.points) if point.local.mean is not None or point.local.values)
+        return next(known, None)
 
     @property
     def on_clients(self) -> bool:
@@ -183,6 +191,20 @@ class Round:
     bytes_down: float | None = None
     bytes_up: float | None = None
     joules: float | None = None
+    least: int | None = None
+    """How often the unit that was trained least had been trained by then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How often each unit of one axis group has been trained, over clients and rounds; None where it is unknown."""
+
+    name: str
+    counts: tuple[float | None, ...]
+
+    @property
+    def known(self) -> list[float]:
+        return [count for count in self.counts if count is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +237,8 @@ class Run:
     curve: Curve = Curve()
     """The shared model, or where there is none the mean over clients."""
     rounds: tuple[Round, ...] = ()
+    coverage: tuple[Coverage, ...] = ()
+    """One per axis group, the largest first; empty where every client trains everything."""
     totals: Totals = Totals()
     faults: tuple[Fault, ...] = ()
     warnings: tuple[tuple[int | None, str], ...] = ()

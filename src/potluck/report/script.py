@@ -65,10 +65,24 @@ SCRIPT = """
     });
     svg.addEventListener('pointerleave', () => { cursor.replaceChildren(); tip.hidden = true; });
   }
+  for (const svg of document.querySelectorAll('svg[data-strip]')) {
+    const strip = JSON.parse(svg.dataset.strip), say = (value) => Number(value.toPrecision(4)).toLocaleString('en');
+    const times = (told) => told === null ? 'unknown' : Array.isArray(told)
+      ? say(told[0]) + ' times on average, ' + say(told[1]) + ' to ' + say(told[2])
+      : say(told) + (told === 1 ? ' time' : ' times');
+    svg.addEventListener('pointermove', (event) => {
+      const box = svg.getBoundingClientRect(), unit = (event.clientX - box.left) / box.width * strip.units;
+      const cell = Math.max(0, Math.min(strip.cells.length - 1, Math.floor(unit / strip.size)));
+      const first = cell * strip.size, last = Math.min(strip.units, first + strip.size) - 1;
+      const name = first === last ? 'unit ' + say(first) : 'units ' + say(first) + ' to ' + say(last);
+      tip.replaceChildren(); make('div', name + ': ' + times(strip.cells[cell]), tip); show(event);
+    });
+    svg.addEventListener('pointerleave', () => { tip.hidden = true; });
+  }
   document.addEventListener('pointerover', (event) => {
     const told = event.target.closest('[data-tip]');
     if (told) { tip.replaceChildren(); make('div', told.dataset.tip, tip); show(event); }
-    else if (!event.target.closest('svg[data-chart]')) tip.hidden = true;
+    else if (!event.target.closest('svg[data-chart],svg[data-strip]')) tip.hidden = true;
   });
 })();
 """

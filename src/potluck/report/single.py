@@ -8,9 +8,11 @@ from collections.abc import Callable
 from potluck.report.chart import Columns, Dots, Mark, Path, Series, palette, plot
 from potluck.report.figures import charts, figure, meters, section
 from potluck.report.headline import cost_table, dagger, everyone, numbers, tier_table
+from potluck.report.histogram import local_figure
 from potluck.report.markup import Markup, fold, join, table, tag
 from potluck.report.records import Curve, Line, Point, Run, Tier
 from potluck.report.scale import Axis
+from potluck.report.skyline import run_section
 from potluck.report.summary import TARGETS, Spent, reached, spent
 from potluck.report.units import count, duration, energy, percent, size, size_unit, time_unit
 
@@ -29,6 +31,7 @@ def body(run: Run) -> Markup:
         section("What accuracy costs", charts(*_price_figures(run)), _target_table(run)),
         section("Cost per tier", *_cost(run)),
         _closer(run),
+        run_section(run),
         section("What went wrong", trouble(run)),
         papers(run),
     )
@@ -172,9 +175,9 @@ def _cost(run: Run) -> list[Markup]:
 
 
 def _closer(run: Run) -> Markup | None:
-    """Per class and per client, where either was recorded."""
-    found = [made for made in (_class_figure(run), spread_figure(run)) if made]
-    return section("A closer look at the end", charts(*found)) if found else None
+    """Per client and per class, where either was recorded."""
+    found = [made for made in (local_figure(run), spread_figure(run), _class_figure(run)) if made]
+    return section("A closer look at the end", charts(*found, small=len(found) == 3)) if found else None
 
 
 def _class_figure(run: Run) -> Markup | None:

@@ -6,11 +6,11 @@ from __future__ import annotations
 CSS = """
 :root{color-scheme:light dark;--paper:#f6f7f9;--card:#fff;--ink:#1b2230;--soft:#5a6475;--faint:#e3e7ed;--edge:#d5dae2;
 --accent:#0072b2;--good:#00795a;--warn:#a14a00;--bad:#b3261e;
---c0:#0072b2;--c1:#d55e00;--c2:#009e73;--c3:#b8588f;--c4:#c98a00;--c5:#3a9bd6;--c6:#6b6f76;--c7:#8a7d00}
+--c0:#0072b2;--c1:#d55e00;--c2:#009e73;--c3:#b8588f;--c4:#c98a00;--c5:#3a9bd6;--c6:#6b6f76;--c7:#8a7d00;--tower:#0b4f8a}
 @media (prefers-color-scheme:dark){:root{--paper:#12151b;--card:#1a1f28;--ink:#e7ebf2;--soft:#a3adbd;--faint:#2a313d;
 --edge:#343c4a;
 --accent:#5bb4ec;--good:#4cd3a5;--warn:#ffab70;--bad:#ff8a80;
---c0:#4fa8e0;--c1:#ff8548;--c2:#2fc79a;--c3:#e49ac6;--c4:#f2b93b;--c5:#9ad8fa;--c6:#aeb6c2;--c7:#d9cc3f}}
+--c0:#4fa8e0;--c1:#ff8548;--c2:#2fc79a;--c3:#e49ac6;--c4:#f2b93b;--c5:#9ad8fa;--c6:#aeb6c2;--c7:#d9cc3f;--tower:#7cbcf0}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--paper);color:var(--ink);
 font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;
@@ -52,6 +52,17 @@ svg.chart text.title{font-size:13.5px}
 .line{fill:none;stroke-width:1.9;stroke-linejoin:round;stroke-linecap:round}.line.thick{stroke-width:2.8}.line.thin{stroke-width:1.2}
 .band{opacity:.17}.dots circle{stroke:var(--card);stroke-width:1}.columns rect{opacity:.55}
 .cursor line{stroke:var(--soft);stroke-dasharray:3 3}
+.upright{stroke:var(--ink);stroke-width:1.6;stroke-dasharray:5 3}
+svg.chart text.word{fill:var(--ink);paint-order:stroke;stroke:var(--card);stroke-width:4px;stroke-linejoin:round}
+.strips{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,400px),1fr));gap:14px;margin:12px 0}
+.strip{background:var(--card);border:1px solid var(--edge);border-radius:10px;padding:10px 14px;min-width:0}
+.strip svg{display:block;width:100%;height:64px;margin:6px 0 2px;border-bottom:1px solid var(--soft);
+touch-action:pan-y;shape-rendering:crispEdges}
+.strip div{display:flex;flex-wrap:wrap;gap:0 10px;font-size:13.5px;color:var(--soft)}
+.strip div>:last-child{margin-left:auto}
+.strip div:first-child b{color:var(--ink);font-size:15px;overflow-wrap:anywhere}
+.strip div:last-child{font-size:12.5px}.strip div:last-child b{color:var(--warn)}
+.tower{fill:var(--tower)}.untrained{fill:var(--warn)}
 .off{display:none}
 .legend{display:flex;flex-wrap:wrap;gap:4px 6px;margin:6px 0 2px}
 .key{font:inherit;font-size:13.5px;line-height:1.3;color:var(--ink);background:none;border:1px solid var(--edge);
@@ -74,6 +85,7 @@ thead .group{text-align:center;border-bottom:1px solid var(--faint);font-weight:
 tr>:first-child{text-align:left}
 tbody th{font-weight:600;position:sticky;left:0;background:var(--card);white-space:normal}
 tbody th div{max-width:min(240px,38vw);overflow-wrap:break-word}
+table.many{font-size:14px}table.many :is(th,td){padding:7px 7px}
 table.words :is(th,td):not(:last-child){text-align:left}
 table.words td{white-space:normal}
 .best{font-weight:700;color:var(--good)}

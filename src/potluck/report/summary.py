@@ -108,6 +108,7 @@ def _row(label: str, runs: list[Run]) -> Row:
         "rounds": mean_sd(float(run.done) for run in runs),
         "scored_on": "clients" if any(run.curve.on_clients for run in runs) else "test",
         "global": mean_sd(_final(run.curve) for run in runs),
+        "local": mean_sd(run.curve.local.local.mean if run.curve.local else None for run in runs),
         "best": mean_sd(_chosen(run.curve) for run in runs),
         "tiers": {
             name: mean_sd(_final(t.curve if (t := run.tier(name)) else None) for run in runs)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
 from potluck.report.picking import mapping, number, text
 from potluck.report.records import Curve, Run, Totals
-from potluck.report.summary import compare_rows, tier_names
-from potluck.report.units import count, duration, energy, percent, plus_minus, size
+from potluck.report.summary import Row, compare_rows, tier_names
+from potluck.report.units import GAP, count, duration, energy, percent, plus_minus, size
 
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
+
+NAME, NUMBER = 12, 5
+"""The least width of the first column and of the others."""
 
 
 def run_table(run: Run) -> Table:
@@ -35,20 +39,73 @@ def run_table(run: Run) -> Table:
     return table
 
 
-def compare_table(runs: Sequence[Run]) -> Table:
-    """Several runs: a row per method, mean ± sd over its seeds."""
+def compare_table(runs: Sequence[Run], width: int | None = None) -> Table:
+    """Several runs: a row per method, mean ± sd over its seeds.
+
+    As many columns as `width` characters hold (by default those of the terminal): where the tiers do not fit they
+    are first shown without their spread, then as one range from the lowest to the highest.
+    """
+    room = width or get_terminal_size().columns
     tiers, rows = tier_names(runs), compare_rows(runs)
     most = max((int(number(row["runs"]) or 0) for row in rows), default=0)
+    starts = [[_method(row, most), *_scores(rows, row)] for row in rows]
+    costs = [_costs(row) for row in rows]
     title = "Final test accuracy in %" + (f", mean ± sd over {most} seeds" if most > 1 else "") + ", and cost"
-    table = _table(title, ["method", "global", *tiers, "bytes", "time*", "energy*"])
-    for row in rows:
-        mark = " †" if row["scored_on"] == "clients" else ""
-        shares = [_share(row["global"]), *(_share(mapping(row["tiers"]).get(name)) for name in tiers)]
-        costs = [size(_mean(row["bytes"])), duration(_mean(row["device_seconds"])), energy(_mean(row["joules"]))]
-        few = f" ({count(number(row['runs']))} of them)" if number(row["runs"]) != most else ""
-        table.add_row(*_plain([text(row["label"]) + mark + few, *shares, *costs]))
+    heads: list[str] = []
+    lines: list[list[str]] = []
+    for heads, shares in _ways(tiers, rows):
+        lines = [["method", "global", *_local(rows), *heads, "bytes", "time*", "energy*"]]
+        lines += [[*start, *share, *cost] for start, share, cost in zip(starts, shares, costs, strict=True)]
+        if _needs(lines) <= room:
+            break
+    table = _table(title, lines[0])
+    for line in lines[1:]:
+        table.add_row(*_plain(line))
     table.caption = "* modelled; time of each round's slowest device, summed   † mean over clients"
+    if len(heads) < len(tiers):
+        table.caption = f"{heads[0]}: from the lowest to the highest\n{table.caption}"
     return table
+
+
+def _method(row: Row, most: int) -> str:
+    mark = " †" if row["scored_on"] == "clients" else ""
+    return (
+        text(row["label"]) + mark + (f" ({count(number(row['runs']))} of them)" if number(row["runs"]) != most else "")
+    )
+
+
+def _local(rows: list[Row]) -> list[str]:
+    """The column of local accuracies, where any run has one."""
+    return ["local"] * any(_mean(row["local"]) is not None for row in rows)
+
+
+def _scores(rows: list[Row], row: Row) -> list[str]:
+    return [_share(row[key]) for key in ("global", *_local(rows))]
+
+
+def _costs(row: Row) -> list[str]:
+    return [size(_mean(row["bytes"])), duration(_mean(row["device_seconds"])), energy(_mean(row["joules"]))]
+
+
+def _ways(tiers: list[str], rows: list[Row]) -> Iterator[tuple[list[str], list[list[str]]]]:
+    """The tiers' columns, from the widest way to show them to the narrowest."""
+    found = [[mapping(row["tiers"]).get(name) for name in tiers] for row in rows]
+    yield tiers, [[_share(one) for one in line] for line in found]
+    yield tiers, [[_share({"mean": _mean(one)}) for one in line] for line in found]
+    if len(tiers) > 1:
+        yield [f"{len(tiers)} tiers"], [[_range([_mean(one) for one in line])] for line in found]
+
+
+def _range(means: list[float | None]) -> str:
+    known = [mean for mean in means if mean is not None]
+    return f"{100 * min(known):.1f} to {100 * max(known):.1f}" if known else GAP
+
+
+def _needs(lines: list[list[str]]) -> int:
+    """Characters that a table takes in which no number is cut and no word of a method's name is broken."""
+    first, *others = zip(*lines, strict=True)
+    word = max(len(part) for cell in first for part in cell.split(" "))
+    return max(NAME, min(word, 2 * NAME)) + sum(1 + max(NUMBER, *map(len, column)) for column in others)
 
 
 def _table(title: str, names: list[str]) -> Table:
@@ -67,7 +124,7 @@ def _table(title: str, names: list[str]) -> Table:
             justify="right" if index else "left",
             overflow="fold",
             no_wrap=bool(index),
-            min_width=5 if index else 12,
+            min_width=NUMBER if index else NAME,
         )
     return table
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 GAP = "—"
@@ -41,6 +42,15 @@ def plus_minus(mean: float | None, sd: float | None) -> str:
 def count(value: float | None) -> str:
     """A whole number with its thousands set apart."""
     return GAP if value is None else f"{value:,.0f}"
+
+
+def reached(found: Sequence[float | None]) -> str:
+    """When runs got somewhere, on average; how many of them did where not all did."""
+    known = [value for value in found if value is not None]
+    if not known:
+        return GAP
+    some = f" ({len(known)} of {len(found)} runs)" if len(known) < len(found) else ""
+    return f"{short(sum(known) / len(known))}{some}"
 
 
 def size(value: float | None) -> str:

@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from potluck.core import SERVER, Client, Examples, SettingsError, Spec, Tier
+import torch
+
+from potluck.core import SERVER, Client, Examples, ResourceError, SettingsError, Spec, Tier
 from potluck.data import Federation, Source, load
 from potluck.engines import ENGINES, Engine, Shard, World
 from potluck.fleet import Crew, profile
 from potluck.learn import Classify
-from potluck.models import Menagerie, make_spec, tier_spec
+from potluck.models import Menagerie, check, make_spec, tier_spec
 from potluck.run import door
 from potluck.run.settings import Experiment, TierSettings
 
@@ -56,8 +58,8 @@ class Setup:
 
     @property
     def server(self) -> Client:
-        """The server as a client: it uses what the largest tier would."""
-        return Client(SERVER, self.world.zoo.tiers[-1])
+        """The server as a client, of a tier that can carry the full network."""
+        return Client(SERVER, Tier("server", spec=self.world.zoo.full, profile="server"))
 
 
 def engine_name(experiment: Experiment) -> str:
@@ -65,7 +67,16 @@ def engine_name(experiment: Experiment) -> str:
     wanted = experiment.run.engine
     if wanted != "auto":
         return wanted
-    return "pool" if sys.platform == "linux" and (os.cpu_count() or 1) > 1 else "serial"
+    several = sys.platform == "linux" and (os.cpu_count() or 1) > 1 and experiment.run.hardware == "cpu"
+    return "pool" if several else "serial"
+
+
+def hardware(experiment: Experiment) -> str:
+    """The hardware asked for, if it is there."""
+    wanted = experiment.run.hardware
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ResourceError('run.hardware = "cuda", but torch sees no GPU here; leave it out.')
+    return wanted
 
 
 def assemble(experiment: Experiment, source: Source | None = None, method: Any = None) -> Setup:
@@ -79,10 +90,12 @@ def assemble(experiment: Experiment, source: Source | None = None, method: Any =
         raise SettingsError(f"data '{source.name}' has no classes to tell apart; only classification is known yet.")
     federation = Federation(source, experiment.data, experiment.seed)
     full, tiers = networks(experiment, source)
+    check(full, [tier.spec for tier in tiers])
     zoo = Menagerie(full, tiers)
     crew = Crew(tiers, federation.clients, experiment.fleet, experiment.seed)
     method.check(zoo)
-    world = World(method, zoo, Shelf(federation, crew), Classify(source.classes), experiment.seed)
+    shelf, problem = Shelf(federation, crew), Classify(source.classes)
+    world = World(method, zoo, shelf, problem, experiment.seed, hardware(experiment))
     return Setup(experiment, world, crew, source.classes)
 
 

@@ -31,13 +31,12 @@ def compare(
     """
     for method in methods:
         door.method(method, experiment.local, "methods")  # all of them, before the first one runs
+    plans = [(method, experiment.with_method(method, seed)) for seed in seeds for method in methods]
     results = []
     try:
-        for seed in seeds:
-            for method in methods:
-                one = experiment.with_method(method, seed)
-                path = out / f"{slug(method)}-s{seed}"
-                results.append(_run_or_resume(one, path, watcher(_label(method), seed)))
+        for method, one in plans:
+            path = out / f"{slug(method)}-s{one.seed}"
+            results.append(_run_or_resume(one, path, watcher(_label(method), one.seed)))
     except KeyboardInterrupt:
         done = f"interrupted with {len(results)} runs done"
         again = f"go on with: the same command and --out {shlex.quote(str(out))}"

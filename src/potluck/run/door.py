@@ -164,6 +164,7 @@ def _line(text: str, path: Sequence[str | int]) -> str:
 def _change(plain: dict[str, Any], change: str) -> Path_:
     """Applies one ``a.b=value`` and says where; the value is read as TOML, or else as text."""
     key, equals, given = change.partition("=")
+    change = " ".join(change.split())
     if not equals or not key:
         raise SettingsError(f"--set {change}: write it as key=value, such as --set local.lr=0.05.")
     wanted = value(given)

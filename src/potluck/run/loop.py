@@ -7,16 +7,15 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from potluck.core import SERVER, Client, Model, QuorumError, Round, digest, pack, stream, unpack
 from potluck.engines import Desk, Engine, Entry, Session
-from potluck.fleet import price, profile
 from potluck.ledger import RunFolder
 from potluck.run.assemble import Setup
+from potluck.run.books import Books, Progress
 from potluck.run.interrupts import Interrupts
 from potluck.run.scoring import scored
 
@@ -26,18 +25,6 @@ class Watch(Protocol):
 
     def round(self, done: int, scores: Mapping[str, Any] | None, totals: Mapping[str, float]) -> None: ...
     def warn(self, text: str) -> None: ...
-
-
-@dataclass
-class Progress:
-    """What a checkpoint holds besides the method's state."""
-
-    done: int = 0
-    strikes: dict[str, int] = field(default_factory=dict)
-    seen: dict[str, int] = field(default_factory=dict)
-    """The round in which each tier last took part."""
-    totals: dict[str, float] = field(default_factory=dict)
-    stopped: bool = False
 
 
 class Loop:
@@ -52,6 +39,7 @@ class Loop:
         self.desk = Desk(
             engine, self.world.method, self.world.zoo, self.experiment.gate, self._recall, setup.crew.drops
         )
+        self.books = Books(folder.journal, self.world.zoo)
         self._saved = -1
         self._memories: dict[str, bytes] = {}
 
@@ -67,7 +55,7 @@ class Loop:
     def run(self) -> None:
         """All rounds that are left."""
         if self._saved < 0 or self._owes_scores():
-            self._score(self._shown())
+            self._score()
             with self.stops.held():
                 self._save()
         while self.progress.done < self.experiment.rounds and not self.progress.stopped:
@@ -95,9 +83,6 @@ class Loop:
         started = time.perf_counter()
         cohort = self._cohort(index)
         state, session = self._attempts(index, cohort)
-        entries = session.entries
-        due = self._due(index + 1)
-        shown = self._ready(state, index, cohort) if due else state
         with self.stops.held():
             self.state = state
             self.progress.done = index + 1
@@ -105,9 +90,11 @@ class Loop:
                 self.desk.strikes[client] = self.desk.strikes.get(client, 0) + count
             self.progress.strikes = dict(self.desk.strikes)
             self._memories |= {client: pack(memory) for client, memory in session.staged.items()}
-            self._log(index + 1, entries, cohort, session, time.perf_counter() - started)
+            self.books.round(self.progress, session, cohort, time.perf_counter() - started)
+            self._missed(session)
+        due = self._due(index + 1)
         if due:
-            self._score(shown)
+            self._score()
         with self.stops.held():
             if (index + 1) % self.experiment.run.checkpoint_every == 0:
                 self._save()
@@ -138,17 +125,15 @@ class Loop:
         world = self.world
         return Round(index, cohort, self.setup.crew.clients, world.zoo, world.seed, session.send, session.fold, recruit)
 
-    def _ready(self, state: Any, index: int, cohort: Sequence[Client]) -> Any:
-        """The state to score: what the method makes of it with its own cohort, scored and then discarded."""
-        session = self.desk.open(index)
-        shown = self.world.method.ready(state, self._view(index, cohort, session))
-        session.close()
-        return shown
-
-    def _shown(self) -> Any:
-        """What to score now, between rounds."""
+    def _ready(self) -> tuple[Any, Session | None]:
+        """The state to score: what the method makes of it with the last cohort; scored, then discarded."""
         index = self.progress.done - 1
-        return self._ready(self.state, index, self._cohort(index)) if index >= 0 else self.state
+        if index < 0:
+            return self.state, None
+        session = self.desk.open(index)
+        shown = self.world.method.ready(self.state, self._view(index, self._cohort(index), session))
+        session.close()
+        return shown, session
 
     def _owes_scores(self) -> bool:
         """Whether a run that is resumed was stopped after a round, but before its scores."""
@@ -160,10 +145,19 @@ class Loop:
     def _due(self, done: int) -> bool:
         return done % self.experiment.score.every == 0 or done == self.experiment.rounds
 
-    def _score(self, shown: Any) -> None:
-        self.scores = scored(self.setup, self.engine, shown, self.progress.done, self._recall)
-        self.folder.scores.append(self.scores)
-        self.progress.stopped = self._reached()
+    def _score(self) -> None:
+        shown, session = self._ready()
+        scores, faults = scored(self.setup, self.engine, shown, self.progress.done, self._recall)
+        with self.stops.held():
+            if session:
+                self.books.tasks(self.progress, session.entries, self._cohort(self.progress.done - 1))
+                faults += [entry.reason for entry in session.entries if entry.reason and not entry.skipped]
+            if faults:
+                self._warn(self.progress.done, f"scoring after round {self.progress.done}: {faults[0]}")
+            self.scores = scores
+            self.folder.scores.append(scores)
+            self.books.coverage(self.progress)
+            self.progress.stopped = self._reached()
 
     def _reached(self) -> bool:
         wanted = self.experiment.run.stop_at.get("accuracy")
@@ -189,58 +183,9 @@ class Loop:
         found = self.folder.memories.read(client)
         return (found[0], unpack(found[1])) if found else None
 
-    def _log(
-        self, done: int, entries: Sequence[Entry], cohort: Sequence[Client], session: Session, seconds: float
-    ) -> None:
-        tiers = {client.id: client.tier for client in cohort}
-        slowest, losses = 0.0, []
-        totals = self.progress.totals
-        for entry in entries:
-            tier = tiers.get(entry.task.to)
-            cost = entry.cost
-            paid = price(cost, profile(tier.profile if tier else "server"))
-            slowest = max(slowest, paid.seconds)
-            loss = entry.metrics.get("loss")
-            if isinstance(loss, float):
-                losses.append(loss)
-            _add(totals, bytes_down=cost.bytes_down, bytes_up=cost.bytes_up, flops=cost.flops, joules=paid.joules)
-            self.folder.journal.append(
-                {
-                    "event": "task",
-                    "round": done,
-                    "client": entry.task.to,
-                    "tier": tier.name if tier else entry.task.to,
-                    "verb": entry.task.verb,
-                    "key": entry.task.key,
-                    "outcome": entry.verdict,
-                    "reason": entry.reason,
-                    "measured": {"bytes_down": cost.bytes_down, "bytes_up": cost.bytes_up, "seconds": cost.seconds},
-                    "modelled": {
-                        "flops": cost.flops, "memory": cost.memory, "seconds": paid.seconds, "joules": paid.joules
-                    },
-                    "loss": loss,
-                    "samples": entry.weight,
-                }
-            )  # fmt: skip
-            if entry.verdict == "accepted" and tier:
-                self.progress.seen[tier.name] = done
-        _add(totals, device_seconds=slowest, seconds=seconds)
-        self.folder.journal.append(
-            {
-                "event": "round",
-                "round": done,
-                "seconds": seconds,
-                "sent": len(entries),
-                "accepted": session.accepted,
-                "coverage": session.coverage,
-                "loss": sum(losses) / len(losses) if losses else None,
-                "device_seconds": slowest,
-            }
-        )
-        self._missed(done, session)
-
-    def _missed(self, done: int, session: Session) -> None:
+    def _missed(self, session: Session) -> None:
         """Warns when a tier has sent nothing for three rounds."""
+        done = self.progress.done
         for tier in self.world.zoo.tiers:
             gone = done - self.progress.seen.get(tier.name, 0)
             if gone == 3 and session.coverage < 1:
@@ -259,11 +204,6 @@ def _commonest(entries: Sequence[Entry]) -> str:
     """Why clients were absent, most often."""
     reasons = Counter(entry.reason for entry in entries if entry.reason)
     return "".join(f"; {count} of them: {reason}" for reason, count in reasons.most_common(1))
-
-
-def _add(totals: dict[str, float], **more: float) -> None:
-    for name, value in more.items():
-        totals[name] = totals.get(name, 0) + value
 
 
 def _tensors(value: Any, path: str) -> dict[str, Tensor]:

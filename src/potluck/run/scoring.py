@@ -13,17 +13,18 @@ from potluck.run.assemble import Setup
 Recall = Callable[[str], "tuple[int, Mapping[str, Any]] | None"]
 
 
-def scored(setup: Setup, engine: Engine, state: Any, done: int, recall: Recall) -> dict[str, Any]:
-    """Everything that is known of the models after so many rounds."""
+def scored(setup: Setup, engine: Engine, state: Any, done: int, recall: Recall) -> tuple[dict[str, Any], list[str]]:
+    """Everything that is known of the models after so many rounds, and what went wrong in finding out."""
     method, zoo, problem = setup.world.method, setup.world.zoo, setup.world.problem
-    tiers = {tier.name: Client(SERVER, tier) for tier in zoo.tiers}
+    tiers = {tier.name: Client(f"any {tier.name}", tier) for tier in zoo.tiers}
     served = {"": method.serve(state, setup.server, zoo)}
     served |= {name: method.serve(state, client, zoo) for name, client in tiers.items()}
     clients = chosen(setup, done)
     own = {client.id: method.serve(state, client, zoo) for client in clients}
-    tallies = _asked(engine, _letters(served, own, done, recall))
+    whole = served[""] if setup.experiment.score.local else None
+    tallies, faults = _asked(engine, _letters(served, own, whole, done, recall))
     spread = {client.id: _accuracy(tallies.get((client.id, "")), problem) for client in clients}
-    return {
+    scores = {
         "round": done,
         "global": _splits(tallies.get((SERVER, _same("", served))), problem),
         "tiers": {
@@ -35,6 +36,9 @@ def scored(setup: Setup, engine: Engine, state: Any, done: int, recall: Recall) 
         },
         "clients": _spread(list(spread.values())),
     }
+    if whole is not None:
+        scores["local"] = _spread([_accuracy(tallies.get((client.id, "local")), problem) for client in clients])
+    return scores, faults
 
 
 def chosen(setup: Setup, done: int) -> list[Client]:
@@ -46,7 +50,11 @@ def chosen(setup: Setup, done: int) -> list[Client]:
 
 
 def _letters(
-    served: Mapping[str, Model | None], own: Mapping[str, Model | None], done: int, recall: Recall
+    served: Mapping[str, Model | None],
+    own: Mapping[str, Model | None],
+    whole: Model | None,
+    done: int,
+    recall: Recall,
 ) -> Iterable[Letter]:
     for name, model in served.items():
         if model is not None and _same(name, served) == name:
@@ -55,6 +63,8 @@ def _letters(
         found = recall(client)
         memory = found[1] if found else {}
         yield Letter(Task("score", client, "", done, {} if model is None else {"model": model}), memory)
+        if whole is not None:
+            yield Letter(Task("score", client, "local", done, {"model": whole}, config={"masked": True}))
 
 
 def _same(name: str, served: Mapping[str, Model | None]) -> str:
@@ -71,10 +81,16 @@ def _identical(a: Model | None, b: Model | None) -> bool:
     return all(tensor is b.arrays[name] for name, tensor in a.arrays.items())
 
 
-def _asked(engine: Engine, letters: Iterable[Letter]) -> dict[tuple[str, str], Mapping[str, Any]]:
-    """The tallies of every letter that was answered, by (client, key)."""
-    outcomes = engine.carry(letters)
-    return {(o.task.to, o.task.key): o.reply.metrics for o in outcomes if o.reply is not None}
+def _asked(engine: Engine, letters: Iterable[Letter]) -> tuple[dict[tuple[str, str], Mapping[str, Any]], list[str]]:
+    """The tallies of every letter that was answered, by (client, key), and why others failed."""
+    tallies: dict[tuple[str, str], Mapping[str, Any]] = {}
+    faults: list[str] = []
+    for outcome in engine.carry(letters):
+        if outcome.reply is not None:
+            tallies[outcome.task.to, outcome.task.key] = outcome.reply.metrics
+        elif not outcome.skipped:
+            faults.append(f"{outcome.task.to}: {outcome.fault}")
+    return tallies, faults
 
 
 def _splits(tally: Mapping[str, Any] | None, problem: Any) -> dict[str, Any] | None:

@@ -138,13 +138,12 @@ def settings_of(folder: RunFolder) -> Experiment:
 
 
 def _changed(experiment: Experiment, rounds: int | None, engine: str | None) -> Experiment:
+    plain = experiment.plain()
     if rounds is not None:
-        experiment = dataclasses.replace(experiment, rounds=rounds)
+        plain["rounds"] = rounds
     if engine is not None:
-        plain = experiment.plain()
         plain["run"]["engine"] = engine
-        experiment = door.experiment(plain, "--engine")
-    return experiment
+    return door.experiment(plain, "resume")
 
 
 def _work(setup: Setup, open_folder: Callable[[], RunFolder], watch: Watch, resumed: bool = False) -> Result:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from potluck.core import Local, thawed
+from potluck.core import Local, SettingsError, thawed
 from potluck.data import Data
 from potluck.engines import Gate
 from potluck.fleet import Fleet
@@ -42,6 +42,8 @@ class Scoring:
     """Score after every so many rounds, and after the last."""
     clients: int = 20
     """How many clients score the model on their own splits; the same ones each time."""
+    local: bool = False
+    """Also score the server's whole model on their splits, with classes that a client does not own masked."""
 
     def __post_init__(self) -> None:
         if self.every < 1 or self.clients < 0:
@@ -54,6 +56,8 @@ class Running:
 
     engine: Literal["auto", "serial", "wire", "pool"] = "auto"
     """auto: pool where there are several cores and Linux, else serial."""
+    hardware: Literal["cpu", "cuda"] = "cpu"
+    """Where devices' networks are simulated. A GPU works under serial and wire; its bits differ from a CPU's."""
     workers: int = 0
     """Worker processes of the pool; 0: one per core."""
     checkpoint_every: int = 1
@@ -71,6 +75,8 @@ class Running:
         for name, low in (("workers", 0), ("checkpoint_every", 1), ("keep", 1), ("quorum", 0), ("retries", 0)):
             if getattr(self, name) < low:
                 raise ValueError(f"run.{name} = {getattr(self, name)} is below {low}")
+        if self.hardware != "cpu" and self.engine == "pool":
+            raise ValueError('run.hardware = "cuda" needs run.engine = "serial": a GPU is not shared among processes')
         if odd := set(self.stop_at) - {"accuracy"}:
             raise ValueError(f"run.stop_at knows accuracy, not {', '.join(sorted(odd))}")
 
@@ -121,4 +127,7 @@ class Experiment:
 
     def with_method(self, method: Mapping[str, Any], seed: int | None = None) -> Experiment:
         """The same experiment under another method, and perhaps another seed."""
-        return dataclasses.replace(self, method=dict(method), seed=self.seed if seed is None else seed)
+        try:
+            return dataclasses.replace(self, method=dict(method), seed=self.seed if seed is None else seed)
+        except ValueError as fault:
+            raise SettingsError(f"{fault}.") from None

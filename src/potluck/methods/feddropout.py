@@ -1,0 +1,54 @@
+"""Federated Dropout: every client trains random units of every layer.
+
+Caldas et al., "Expanding the Reach of Federated Learning by Reducing Client Resource Requirements", 2018,
+https://arxiv.org/abs/1812.07210; drawn anew for each client and round, as the FedRolex paper's baseline (its Eq. 5).
+Caldas et al. share one draw among a round's clients: ``shared_per_round``. One draw serves all tensors that must agree
+(a residual stream). The FedRolex code draws anew for every layer, so that the two sides of an identity shortcut carry
+different channels: ``coupling = "none"`` does the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from potluck.core import Axis, Client, Round, Spec
+from potluck.methods.width import Width
+from potluck.parts import Choose, Part, index, place
+
+
+@dataclass(frozen=True)
+class FedDropout(Width):
+    """Narrow clients train random units of every layer."""
+
+    shared_per_round: bool = False
+    """All clients of a round draw alike; a smaller set is then the beginning of a larger one."""
+    coupling: Literal["group", "none"] = "group"
+    """One draw for all tensors of an axis group, or a new one at every layer."""
+
+    def choose(self, spec: Spec, client: Client, now: Round) -> Choose:
+        return lambda axis: self.draw(axis, spec, client, now, axis.group)
+
+    def draw(self, axis: Axis, spec: Spec, client: Client, now: Round, what: str) -> Sequence[int]:
+        """Random units of a group, ascending."""
+        who = () if self.shared_per_round else (client.id,)
+        order = torch.randperm(axis.size, generator=now.rng("dropout", what, *who))
+        return sorted(order[: spec.sizes[axis.group]].tolist())
+
+    def hand_out(self, client: Client, now: Round) -> tuple[Spec, Part]:
+        if self.coupling == "group":
+            return super().hand_out(client, now)
+        spec, zoo = self.narrow(client, now.zoo), now.zoo
+        axes = zoo.axes(zoo.shallow(zoo.full, client.tier.depth))
+        latest: dict[str, Sequence[int]] = {}
+        places = {}
+        for name in zoo.shapes(spec):
+            rows, *rest = axes[name] or (None,)
+            columns = [index(axis, lambda axis: latest[axis.group]) for axis in rest]
+            if isinstance(rows, Axis) and (rest or rows.group not in latest):
+                latest[rows.group] = self.draw(rows, spec, client, now, name)
+            places[name] = place(name, (index(rows, lambda axis: latest[axis.group]), *columns))
+        return self.voiced(spec, client, zoo), Part(places)

@@ -1,0 +1,50 @@
+"""FedRolex: every client trains a window of every layer's units, and the window rolls on with the round.
+
+Alam et al., "FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model Extraction", NeurIPS 2022,
+https://arxiv.org/abs/2212.01548. Every unit is trained equally often, so the server's model may be wider than any
+client's. The window moves forward (Eq. 4); the released code moves it backward: ``direction = -1``. The paper rounds
+widths down, its code up (``rounding``). With heads, each head rolls for itself; in the code a sub-model's head
+straddles two of the server's once the window has moved: ``head_mode = "code"``. The code's counters of updates are left
+out: they are meant to cancel, and its transformer server discards the average it computes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from potluck.core import Axis, Client, Round, Spec
+from potluck.methods.width import Width
+from potluck.parts import Choose
+
+
+@dataclass(frozen=True)
+class FedRolex(Width):
+    """Narrow clients train a window of every layer that rolls on each round."""
+
+    direction: Literal[1, -1] = 1
+    """Forward as in the paper, or backward as in its code."""
+    step: int = 1
+    """Units the window moves each round."""
+    head_mode: Literal["per_head", "code"] = "per_head"
+    """Windows over each head's units, or over all heads' together."""
+
+    def choose(self, spec: Spec, client: Client, now: Round) -> Choose:
+        start = now.index * self.step * self.direction
+        return lambda axis: window(axis.size, spec.sizes[axis.group], start)
+
+    def heads(self, spec: Spec, client: Client, now: Round) -> Choose | None:
+        if self.head_mode == "per_head":
+            return None
+
+        def entries(axis: Axis) -> list[int]:
+            rolled = window(axis.outer * axis.size, axis.outer * axis.size, now.index * self.step * self.direction)
+            heads = [rolled[head * axis.size : (head + 1) * axis.size] for head in range(axis.outer)]
+            return [unit for head in heads for unit in head[: spec.sizes[axis.group]]]
+
+        return entries
+
+
+def window(size: int, kept: int, start: int) -> list[int]:
+    """A cyclic window over a layer's units, in order."""
+    return [(start + unit) % size for unit in range(kept)]

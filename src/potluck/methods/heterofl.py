@@ -1,0 +1,26 @@
+"""HeteroFL: every client trains the first units of every layer, as many as it can carry.
+
+Diao, Ding and Tarokh, "HeteroFL: Computation and Communication Efficient Federated Learning for Heterogeneous Clients",
+ICLR 2021, https://arxiv.org/abs/2010.01264. Clients count alike, as in the released code. With heads, the first units
+of each head are kept. The code's contiguous or redrawn assignment of widths is ``[fleet] tiers``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from potluck.core import Client, Round, Spec
+from potluck.methods.width import Width, prefix
+from potluck.parts import Choose, Part
+
+
+@dataclass(frozen=True)
+class HeteroFL(Width):
+    """Narrow clients train the first units of every layer."""
+
+    def hand_out(self, client: Client, now: Round) -> tuple[Spec, Part]:
+        spec, zoo = self.narrow(client, now.zoo), now.zoo
+        return self.voiced(spec, client, zoo), prefix(spec, zoo.shallow(zoo.full, client.tier.depth), zoo)
+
+    def choose(self, spec: Spec, client: Client, now: Round) -> Choose:
+        return lambda axis: range(spec.sizes[axis.group])

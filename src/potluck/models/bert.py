@@ -1,0 +1,252 @@
+"""BERT-type encoders: BERT, RoBERTa, MiniLM (Devlin et al., NAACL 2019, https://arxiv.org/abs/1810.04805).
+
+Tensors are named as in Hugging Face's ``BertModel`` and ``RobertaModel``, but for the prefixes of `PREFIXES`, so
+weights stored under those names can be read under ours. Inputs are token ids alone: every token is of type 0, and the
+attention mask is where an id is not the padding's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from potluck.core import Axis, Bag, Depth, SettingsError, Spec
+from potluck.models.attention import attend, calm, head_axes, layer_groups, refuse_uneven
+from potluck.models.family import Base, Family
+from potluck.models.layers import Embedding, Linear, Net, scaler
+from potluck.models.norm import LayerNorm
+from potluck.models.options import DROPOUT, LAYER_NORM, MOST_UNITS, SCALER, Option, Options
+
+PREFIXES = (
+    ("embeddings.", "stem."),
+    ("encoder.layer.", "body."),
+    ("pooler.", "head.pooler."),
+    ("classifier.dense.", "head.pooler.dense."),
+    ("classifier.out_proj.", "head.classifier."),
+    ("classifier.", "head.classifier."),
+)
+"""How Hugging Face's names begin, and how ours do. RoBERTa's two-layer classifier is a pooler and a classifier here."""
+
+
+def renamed(name: str) -> str:
+    """Our name of a tensor of a Hugging Face model; a name that is none of a BERT's stays as it is.
+
+    >>> renamed("bert.encoder.layer.3.attention.self.query.weight")
+    'body.3.attention.self.query.weight'
+    """
+    bare = name.removeprefix("bert.").removeprefix("roberta.")
+    for theirs, ours in PREFIXES:
+        if bare.startswith(theirs):
+            return ours + bare.removeprefix(theirs)
+    return name
+
+
+class Embeddings(nn.Module):
+    """Token ids -> vectors; those of padding are zero, by which the body knows it."""
+
+    def __init__(self, stream: Axis, options: Options) -> None:
+        super().__init__()
+        self.pad: int = options["pad"]
+        self.words_only = options["count"] == "words"
+        self.word_embeddings = Embedding(options["vocab"], stream)
+        self.position_embeddings = Embedding(options["positions"], stream)
+        self.token_type_embeddings = Embedding(options["types"], stream)
+        self.LayerNorm = _norm(stream, options)
+        self.scaler = scaler(options) or nn.Identity()
+        self.dropout = nn.Dropout(options["dropout"])
+
+    def forward(self, ids: Tensor) -> Tensor:
+        padding = ids == self.pad
+        vectors = self.word_embeddings(ids) + self.position_embeddings(self._places(padding))
+        vectors = vectors + self.token_type_embeddings.weight[0]
+        vectors = self.dropout(self.LayerNorm(self.scaler(vectors)))
+        silent: Tensor = vectors.masked_fill(padding.unsqueeze(-1), 0.0)
+        return silent
+
+    def _places(self, padding: Tensor) -> Tensor:
+        if self.words_only:
+            return (~padding).cumsum(1) * ~padding + self.pad
+        return torch.arange(padding.shape[1], device=padding.device)
+
+
+class SelfAttention(nn.Module):
+    """Each position gathers from all that are no padding."""
+
+    def __init__(self, stream: Axis, compared: Axis, carried: Axis, options: Options) -> None:
+        super().__init__()
+        self.heads: int = options["heads"]
+        self.query = Linear(stream, compared)
+        self.key = Linear(stream, compared)
+        self.value = Linear(stream, carried)
+        self.scaler = scaler(options) or nn.Identity()
+        self.dropout = nn.Dropout(options["dropout"])
+
+    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
+        query, key, value = (self.scaler(layer(x)) for layer in (self.query, self.key, self.value))
+        return attend(query, key, value, self.heads, seen, self.dropout)
+
+
+class Rejoin(nn.Module):
+    """A linear layer back to the stream, the sum, the norm."""
+
+    def __init__(self, inside: Axis, stream: Axis, options: Options) -> None:
+        super().__init__()
+        self.dense = Linear(inside, stream)
+        self.LayerNorm = _norm(stream, options)
+        self.scaler = scaler(options) or nn.Identity()
+        self.dropout = nn.Dropout(options["dropout"])
+
+    def forward(self, inside: Tensor, stream: Tensor) -> Tensor:
+        out: Tensor = self.LayerNorm(stream + self.dropout(self.scaler(self.dense(inside))))
+        return out
+
+
+class Attention(nn.Module):
+    """Self-attention and the way back to the stream."""
+
+    def __init__(self, stream: Axis, compared: Axis, carried: Axis, options: Options) -> None:
+        super().__init__()
+        self.self = SelfAttention(stream, compared, carried, options)
+        self.output = Rejoin(carried, stream, options)
+
+    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
+        out: Tensor = self.output(self.self(x, seen), x)
+        return out
+
+
+class Dense(nn.Module):
+    """A linear layer under the name ``dense``, with its scaler."""
+
+    def __init__(self, inside: Axis, outside: Axis, options: Options) -> None:
+        super().__init__()
+        self.dense = Linear(inside, outside)
+        self.scaler = scaler(options) or nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.scaler(self.dense(x))
+        return out
+
+
+class Layer(nn.Module):
+    """Attention, then two linear layers with GELU between them."""
+
+    def __init__(self, stream: Axis, compared: Axis, carried: Axis, inner: Axis, options: Options) -> None:
+        super().__init__()
+        self.attention = Attention(stream, compared, carried, options)
+        self.intermediate = Dense(stream, inner, options)
+        self.output = Rejoin(inner, stream, options)
+
+    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
+        x = self.attention(x, seen)
+        out: Tensor = self.output(functional.gelu(self.intermediate(x)), x)
+        return out
+
+
+class Encoder(nn.Sequential):
+    """The layers, which are told where the padding is: where the stem's vectors are zero."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = x.ne(0).any(-1)[:, None, None, :]
+        for layer in self:
+            x = layer(x, seen)
+        return x
+
+
+class Head(nn.Module):
+    """Scores of the whole text, read at its first token, or of every token."""
+
+    def __init__(self, stream: Axis, pooled: Axis | None, options: Options) -> None:
+        super().__init__()
+        self.every = options["output"] == "tokens"
+        self.pooler = None if pooled is None else Dense(stream, pooled, options)
+        self.dropout = nn.Dropout(options["dropout"])
+        self.classifier = Linear(stream if pooled is None else pooled, options["classes"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if self.every else x[:, 0]
+        if self.pooler is not None:
+            x = torch.tanh(self.pooler(x))
+        scores: Tensor = self.classifier(self.dropout(x))
+        return scores
+
+
+class Bert(Family):
+    """Embeddings, `depth` layers of attention and feed-forward (the norm follows each sum), a classifier.
+
+    Input: token ids [batch, length]. Output: scores [batch, classes], or [batch, length, classes] of ``tokens``.
+    Groups: ``stream`` (embeddings, norms, both ends of every layer), ``layer0.qk`` and ``layer0.v`` (units of *each*
+    head, that query and key compare, and that value hands to output), ``layer0.ffn``, and so on; ``pooled``, if there
+    is a pooler. The defaults are those of BERT-tiny.
+    """
+
+    name = "bert"
+    about = "BERT-type encoder with a classifier"
+    depth = 2
+    aliases = Bag(
+        {
+            "bert-base": {"depth": 12, "hidden": 768, "heads": 12, "ffn": 3072},
+            "minilm-l6": {"depth": 6, "hidden": 384, "heads": 12, "ffn": 1536},
+            "roberta-base": {
+                "depth": 12, "hidden": 768, "heads": 12, "ffn": 3072, "vocab": 50265, "positions": 514, "types": 1,
+                "pad": 1, "count": "words", "eps": 1e-5,
+            },
+        }
+    )  # fmt: skip
+    base = Bag({"hidden": Option(128, "units of the residual stream"), "ffn": Option(512, "feed-forward units")})
+    options = Bag(
+        {
+            "norm": LAYER_NORM,
+            "scaler": SCALER,
+            "heads": Option(2, "attention heads, among which the units are divided", high=1 << 10),
+            "vocab": Option(30522, "tokens that there are"),
+            "positions": Option(512, "positions that there are vectors for"),
+            "types": Option(2, "token types that there are vectors for; only the first is used"),
+            "pad": Option(0, "id of the padding", low=0, high=MOST_UNITS - 1),
+            "count": Option(
+                "all", "positions of all tokens, or of words after the padding's", choices=("all", "words")
+            ),
+            "output": Option("pooled", "what the classifier reads", choices=("pooled", "first", "tokens")),
+            "eps": Option(1e-12, "what layer norms add to the variance", low=0.0, high=1.0),
+            "dropout": DROPOUT,
+        }
+    )
+    maps = False
+    tokens = True
+
+    def settle(self, options: dict[str, Any]) -> dict[str, Any]:
+        (length,) = options["input"]
+        needed = length + (options["pad"] + 1 if options["count"] == "words" else 0)
+        if needed > options["positions"]:
+            raise SettingsError(
+                f"bert: input = [{length}] needs positions = {needed}; there are {options['positions']}."
+            )
+        if options["pad"] >= options["vocab"]:
+            raise SettingsError(f"bert: pad = {options['pad']} is no token of vocab = {options['vocab']}.")
+        return options
+
+    def agree(self, base: Base, options: Options) -> Base:
+        refuse_uneven(self.name, base["hidden"], options["heads"])
+        return base
+
+    def groups(self, depth: Depth, base: Base, options: Options) -> dict[str, int]:
+        assert isinstance(depth, int)
+        found = layer_groups(depth, base["hidden"], base["ffn"], options["heads"])
+        return found | ({"pooled": base["hidden"]} if options["output"] == "pooled" else {})
+
+    def net(self, spec: Spec) -> nn.Module:
+        options: Options = spec.options
+        assert isinstance(spec.depth, int)
+        stream = Axis("stream", spec.sizes["stream"])
+        pooled = Axis("pooled", spec.sizes["pooled"]) if "pooled" in spec.sizes else None
+        layers = []
+        for layer in range(spec.depth):
+            inner = Axis(f"layer{layer}.ffn", spec.sizes[f"layer{layer}.ffn"])
+            layers.append(Layer(stream, *head_axes(spec, layer), inner, options))
+        return calm(Net(Embeddings(stream, options), Encoder(*layers), Head(stream, pooled, options)))
+
+
+def _norm(units: Axis, options: Options) -> nn.Module:
+    return LayerNorm(units, options["eps"]) if options["norm"] == "layer" else nn.Identity()

@@ -1,0 +1,76 @@
+"""Pre-activated ResNet (He et al., ECCV 2016), in the form in which HeteroFL and FedRolex use it.
+
+Norms are static by default, and the scaler stands in front of each norm. Where a block changes the shape, its 1x1
+shortcut reads the pre-activated tensor; where it does not, the raw one passes by.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from potluck.core import Axis, Bag, Depth, Spec
+from potluck.models.family import Base, Family
+from potluck.models.layers import Conv, Linear, Net, Pooled, activation, wake
+from potluck.models.options import SCALER, Options, norms
+from potluck.models.resnet import WIDTH, stride_of
+
+
+class PreBlock(nn.Module):
+    """Norm, ReLU and convolution, twice, added to the stream that came in."""
+
+    def __init__(self, before: Axis, inner: Axis, after: Axis, stride: int, options: Options) -> None:
+        super().__init__()
+        bare = options["norm"] == "none"
+        self.enter = activation(before, options)
+        self.first = Conv(before, inner, 3, stride, bias=bare)
+        self.between = activation(inner, options)
+        self.second = Conv(inner, after, 3, bias=bare)
+        self.shortcut = None if before.group == after.group else Conv(before, after, 1, stride, bias=bare)
+        wake(self.first)
+
+    def forward(self, x: Tensor) -> Tensor:
+        ready = self.enter(x)
+        stream = x if self.shortcut is None else self.shortcut(ready)
+        out: Tensor = stream + self.second(self.between(self.first(ready)))
+        return out
+
+
+class PreResNet(Family):
+    """A 3x3 convolution, four stages of pre-activated blocks, a last norm and ReLU, a global average, a linear head.
+
+    Groups as in ``resnet``: ``stage0`` to ``stage3`` for the streams, ``stage0.0`` and so on inside the blocks.
+    """
+
+    name = "preresnet"
+    about = "Pre-activated ResNet in four stages, with static batch norm (HeteroFL, FedRolex)"
+    depth = (2, 2, 2, 2)
+    aliases = Bag({"preresnet18": {"depth": (2, 2, 2, 2)}})
+    base = Bag({"width": WIDTH})
+    options = Bag({"norm": norms("static"), "scaler": SCALER})
+
+    def groups(self, depth: Depth, base: Base, options: Options) -> dict[str, int]:
+        assert isinstance(depth, tuple)
+        found: dict[str, int] = {}
+        for stage, count in enumerate(depth):
+            names = [f"stage{stage}", *(f"stage{stage}.{place}" for place in range(count))]
+            found |= dict.fromkeys(names, base["width"] << stage)
+        return found
+
+    def net(self, spec: Spec) -> nn.Module:
+        options: Options = spec.options
+        assert isinstance(spec.depth, tuple)
+        streams = [Axis(f"stage{stage}", spec.sizes[f"stage{stage}"]) for stage in range(len(spec.depth))]
+        stages = [_stage(spec, stage, streams[max(stage - 1, 0)], after) for stage, after in enumerate(streams)]
+        stem = Conv(options["input"][0], streams[0], 3, bias=options["norm"] == "none")
+        wake(stem)
+        body = Pooled(*stages, last=activation(streams[-1], options))
+        return Net(stem, body, Linear(streams[-1], options["classes"]))
+
+
+def _stage(spec: Spec, stage: int, before: Axis, after: Axis) -> nn.Sequential:
+    assert isinstance(spec.depth, tuple)
+    blocks = []
+    for place in range(spec.depth[stage]):
+        inner = Axis(f"stage{stage}.{place}", spec.sizes[f"stage{stage}.{place}"])
+        blocks.append(PreBlock(after if place else before, inner, after, stride_of(stage, place), spec.options))
+    return nn.Sequential(*blocks)

@@ -1,0 +1,146 @@
+"""A small Transformer that predicts the next token, in the form in which HeteroFL and FedRolex use it.
+
+FedRolex (Alam et al., NeurIPS 2022), https://arxiv.org/abs/2212.01548: 3 layers, 128 units, 2048 in the feed-forward
+part, 8 heads. The paper's activation is ReLU, its code's GELU: we follow the paper, ``activation = "gelu"`` the code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from potluck.core import Axis, Bag, Depth, Spec
+from potluck.models.attention import HEADS, attend, calm, head_axes, layer_groups, refuse_uneven
+from potluck.models.family import Base, Family
+from potluck.models.layers import Embedding, Linear, Net, scaler
+from potluck.models.norm import LayerNorm
+from potluck.models.options import DROPOUT, LAYER_NORM, SCALER, Option, Options
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": functional.relu, "gelu": functional.gelu}
+
+
+class Stem(nn.Module):
+    """Token ids -> vectors that know their position."""
+
+    def __init__(self, stream: Axis, options: Options) -> None:
+        super().__init__()
+        (length,) = options["input"]
+        self.token = Embedding(options["classes"], stream)
+        self.position = Embedding(length, stream)
+        self.norm = _norm(stream, options)
+        self.scaler = scaler(options) or nn.Identity()
+        self.dropout = nn.Dropout(options["dropout"])
+
+    def forward(self, ids: Tensor) -> Tensor:
+        places = torch.arange(ids.shape[1], device=ids.device)
+        vectors: Tensor = self.dropout(self.norm(self.scaler(self.token(ids) + self.position(places))))
+        return vectors
+
+
+class Attention(nn.Module):
+    """Each position gathers from itself and from those before it."""
+
+    def __init__(self, stream: Axis, compared: Axis, carried: Axis, options: Options) -> None:
+        super().__init__()
+        self.heads: int = options["heads"]
+        self.query = Linear(stream, compared)
+        self.key = Linear(stream, compared)
+        self.value = Linear(stream, carried)
+        self.output = Linear(carried, stream)
+        self.scaler = scaler(options) or nn.Identity()
+        self.dropout = nn.Dropout(options["dropout"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (self.scaler(layer(x)) for layer in (self.query, self.key, self.value))
+        past = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
+        gathered = attend(query, key, value, self.heads, past, self.dropout)
+        out: Tensor = self.scaler(self.output(gathered))
+        return out
+
+
+class Layer(nn.Module):
+    """Attention and two linear layers, each added to the stream, which is then normalised."""
+
+    def __init__(self, stream: Axis, compared: Axis, carried: Axis, inner: Axis, options: Options) -> None:
+        super().__init__()
+        self.attention = Attention(stream, compared, carried, options)
+        self.norm1 = _norm(stream, options)
+        self.first = Linear(stream, inner)
+        self.second = Linear(inner, stream)
+        self.norm2 = _norm(stream, options)
+        self.activation = ACTIVATIONS[options["activation"]]
+        self.scaler = scaler(options) or nn.Identity()
+        self.dropout = nn.Dropout(options["dropout"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm1(x + self.dropout(self.attention(x)))
+        inside = self.dropout(self.activation(self.scaler(self.first(x))))
+        out: Tensor = self.norm2(x + self.dropout(self.scaler(self.second(inside))))
+        return out
+
+
+class Decoder(nn.Module):
+    """A hidden layer, a norm, and a score for every token of the vocabulary."""
+
+    def __init__(self, stream: Axis, hidden: Axis, options: Options) -> None:
+        super().__init__()
+        self.hidden = Linear(stream, hidden)
+        self.norm = _norm(hidden, options)
+        self.output = Linear(hidden, options["classes"])
+        self.activation = ACTIVATIONS[options["activation"]]
+        self.scaler = scaler(options) or nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.output(self.norm(self.activation(self.scaler(self.hidden(x)))))
+        return scores
+
+
+class Transformer(Family):
+    """Embeddings, `depth` layers of causal attention and feed-forward, a decoder. The norm follows each sum.
+
+    Input: token ids [batch, length], at most as long as the spec's ``input``. Output: scores [batch, length, tokens];
+    those at position t are of the token at t + 1. ``classes`` is the size of the vocabulary.
+    Groups: ``stream`` (embeddings, norms, both ends of every layer), ``layer0.qk`` and ``layer0.v`` (units of *each*
+    head, that query and key compare, and that value hands to output), ``layer0.ffn``, and so on; ``decoder``.
+    """
+
+    name = "transformer"
+    about = "Small causal Transformer for the next token (FedRolex)"
+    depth = 3
+    base = Bag({"hidden": Option(128, "units of the residual stream"), "ffn": Option(2048, "feed-forward units")})
+    options = Bag(
+        {
+            "norm": LAYER_NORM,
+            "scaler": SCALER,
+            "heads": HEADS,
+            "activation": Option("relu", "between linear layers", choices=tuple(ACTIVATIONS)),
+            "dropout": DROPOUT,
+        }
+    )
+    maps = False
+    tokens = True
+
+    def agree(self, base: Base, options: Options) -> Base:
+        refuse_uneven(self.name, base["hidden"], options["heads"])
+        return base
+
+    def groups(self, depth: Depth, base: Base, options: Options) -> dict[str, int]:
+        assert isinstance(depth, int)
+        return layer_groups(depth, base["hidden"], base["ffn"], options["heads"]) | {"decoder": base["hidden"]}
+
+    def net(self, spec: Spec) -> nn.Module:
+        options: Options = spec.options
+        assert isinstance(spec.depth, int)
+        stream, decoder = (Axis(group, spec.sizes[group]) for group in ("stream", "decoder"))
+        layers = []
+        for layer in range(spec.depth):
+            inner = Axis(f"layer{layer}.ffn", spec.sizes[f"layer{layer}.ffn"])
+            layers.append(Layer(stream, *head_axes(spec, layer), inner, options))
+        return calm(Net(Stem(stream, options), nn.Sequential(*layers), Decoder(stream, decoder, options)))
+
+
+def _norm(units: Axis, options: Options) -> nn.Module:
+    return LayerNorm(units) if options["norm"] == "layer" else nn.Identity()

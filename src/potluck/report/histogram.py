@@ -1,0 +1,84 @@
+"""Local accuracy as histograms: how well the one shared model serves each client."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from potluck.report.chart import Mark, Series, plot
+from potluck.report.counted import Bars, Upright
+from potluck.report.figures import charts, figure, section
+from potluck.report.markup import Markup, tag
+from potluck.report.picking import number
+from potluck.report.records import Run, Spread
+from potluck.report.scale import Axis
+from potluck.report.summary import mean_sd
+from potluck.report.units import count, percent, plus_minus
+
+BINS = 20
+MEANING = "The shared model on each client's own test examples, choosing among the classes that the client owns"
+
+
+def binned(values: Sequence[float]) -> list[int]:
+    """How many of these shares lie in each of twenty equal bins; 1 counts to the last, what is no share to none."""
+    found = [0] * BINS
+    for value in values:
+        if 0 <= value <= 1:
+            found[min(BINS - 1, int(value * BINS))] += 1
+    return found
+
+
+def local_figure(run: Run) -> Markup | None:
+    """One run's clients by their local accuracy; nothing where it was not measured."""
+    point = run.curve.local
+    if point is None or not any(binned(point.local.values)):
+        return None
+    spread = point.local
+    worst = f", worst tenth {percent(spread.worst)}" if spread.worst is not None else ""
+    note = f"{MEANING}. Round {point.round}: {plus_minus(spread.mean, spread.sd)}{worst}."
+    series = Series("local", "local", "var(--c0)")
+    return figure("Local accuracy", _chart(series, spread, _top([spread])), (), note)
+
+
+def local_section(painted: Sequence[tuple[Series, list[Run]]]) -> Markup | None:
+    """A histogram per method, all on the same axes; nothing where no run has one."""
+    found = [(series, pooled(runs)) for series, runs in painted]
+    shown = [(series, spread) for series, spread in found if any(binned(spread.values))]
+    if not shown:
+        return None
+    top = _top([spread for _, spread in shown])
+    figures = [figure(series.label, _chart(series, spread, top)) for series, spread in shown]
+    note = f"{MEANING}; last scored round, the clients of all seeds together."
+    return section("Local accuracy", tag("p", note, class_="note"), charts(*figures, small=True))
+
+
+def pooled(runs: Sequence[Run]) -> Spread:
+    """The clients of several runs as one spread; its mean is the mean over the runs."""
+    found = [run.curve.local.local for run in runs if run.curve.local]
+    mean = number(mean_sd(spread.mean for spread in found)["mean"])
+    return Spread(mean=mean, values=tuple(value for spread in found for value in spread.values))
+
+
+def _top(spreads: Sequence[Spread]) -> float:
+    """The end of the upright axis for all of these: the highest bar, up to the next full tenth."""
+    highest = max(max(binned(spread.values)) / max(1, sum(binned(spread.values))) for spread in spreads)
+    return math.ceil(10 * highest - 1e-9) / 10
+
+
+def _chart(series: Series, spread: Spread, top: float) -> Markup:
+    counts = binned(spread.values)
+    clients = sum(counts)
+    bars = [
+        (index / BINS, (index + 1) / BINS, many / clients, _tip(index, many, clients))
+        for index, many in enumerate(counts)
+    ]
+    marks: list[Mark] = [Bars(series, bars)]
+    if spread.mean is not None and 0 <= spread.mean <= 1:
+        marks.append(Upright(spread.mean, f"mean {percent(spread.mean)}"))
+    across = Axis("local accuracy", "percent", low=0.0, high=1.0)
+    up = Axis("share of clients", "percent", low=0.0, high=top)
+    return plot(marks, across, up, f"Clients by local accuracy: {series.label}")
+
+
+def _tip(index: int, many: int, clients: int) -> str:
+    return f"{100 * index // BINS} to {100 * (index + 1) // BINS} %: {count(many)} of {count(clients)} clients"

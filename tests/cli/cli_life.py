@@ -1,0 +1,111 @@
+"""Settings and a method with which a real run can be held, at an exact place, for as long as a test needs."""
+
+import os
+import re
+import time
+from pathlib import Path
+
+SETTINGS = """\
+name = "tiny"
+rounds = 24
+cohort = 3
+
+[data]
+clients = 8
+
+[model]
+name = "mlp"
+hidden = 8
+depth = 2
+
+[[tier]]
+name = "small"
+depth = 1
+
+[[tier]]
+name = "large"
+
+[method]
+name = "held:Held"
+share = "layerwise"
+
+[local]
+epochs = 1
+batch = 32
+
+[score]
+every = 6
+clients = 2
+
+[run]
+engine = "serial"
+workers = 2
+"""
+
+METHOD = '''\
+from dataclasses import dataclass
+from pathlib import Path
+
+from potluck.methods import FedAvg
+
+
+@dataclass(frozen=True)
+class Held(FedAvg):
+    """FedAvg that waits at the place which the file `hold` names until somebody opens the pipe `gate`."""
+
+    def check(self, zoo):
+        wait("check")
+
+    def init(self, zoo, rng):
+        wait("init")
+        return super().init(zoo, rng)
+
+    def round(self, state, now):
+        wait(f"after {now.index}")
+        with open("/proc/self/statm") as status, open("sizes", "a") as sizes:
+            sizes.write(status.read().split()[1] + "\\n")
+        return super().round(state, now)
+
+
+def wait(place):
+    if not Path("hold").exists() or Path("hold").read_text() != place:
+        return
+    while True:
+        try:
+            Path("held").touch()
+            open("gate").close()
+            return
+        except KeyboardInterrupt:
+            if not Path("stubborn").exists():
+                raise
+            Path("heard").touch()
+'''
+DEADLINE = 60.0
+
+
+def until(condition, seconds=DEADLINE):
+    """Waits until something is the case; an error if it is not within the deadline."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError(f"waited for {seconds} s in vain")
+        time.sleep(0.002)
+
+
+def saved(folder):
+    """The newest round of which a checkpoint is there; -1: none."""
+    found = [re.fullmatch(r"round-(\d+)\.ckpt", path.name) for path in (Path(folder) / "checkpoints").glob("*")]
+    return max((int(match[1]) for match in found if match), default=-1)
+
+
+def members(session):
+    """The living processes of a session, as {pid: parent}."""
+    found = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            state, parent, _, own = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[:4]
+        except OSError:
+            continue
+        if int(own) == session and state != "Z":
+            found[int(name)] = int(parent)
+    return found

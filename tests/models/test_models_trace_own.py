@@ -1,0 +1,177 @@
+"""A network of one's own behaves as a family: by name, narrow, priced, saved, and refused when the code differs."""
+
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from potluck.core import Model, SettingsError, Spec, stream
+from potluck.models import Menagerie, complete, load, make_spec, save
+from potluck.models.own import check, register
+from potluck.parts import part
+
+pytest.importorskip("torch_pruning")
+
+SHAPE = {"input": (1, 8, 8), "classes": 4}
+
+
+def small_net(classes, channels=6, bias=True):
+    return nn.Sequential(
+        nn.Conv2d(1, channels, 3, bias=bias),
+        nn.BatchNorm2d(channels),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(channels * 36, 9),
+        nn.ReLU(),
+        nn.Linear(9, classes),
+    )
+
+
+def reader(classes):
+    return nn.Sequential(nn.Embedding(classes, 6), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, classes))
+
+
+register("trace-test", small_net)
+register("trace-test-reader", reader, tokens=True)
+
+
+def test_the_spec_answers_every_argument_of_the_factory():
+    spec = make_spec("trace-test", channels=5, **SHAPE)
+    assert spec.sizes == {"0": 5, "4": 9}
+    assert {key: spec.options[key] for key in ("channels", "bias", "classes")} == {
+        "channels": 5, "bias": True, "classes": 4,
+    }  # fmt: skip
+    assert make_spec("trace-test", **SHAPE) == make_spec("trace-test", channels=6, bias=True, **SHAPE)
+    assert complete(Spec.of(spec.plain())) == spec
+
+
+def test_the_zoo_cuts_builds_and_prices_it():
+    spec = make_spec("trace-test", **SHAPE)
+    zoo, rng = Menagerie(spec), stream(0)
+    narrow = zoo.narrow(spec, 0.5)
+    assert narrow.sizes == {"0": 3, "4": 5}
+    assert zoo.shapes(narrow)["4.weight"][0] == (5, 108)
+    assert zoo.axes(narrow)["4.weight"][1].size == 3
+    assert zoo.buffers(narrow) == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    assert zoo.cost(narrow, 2).parameters == 3 * 9 + 3 + 6 + 5 * 108 + 5 + 5 * 4 + 4
+    assert zoo.taps(spec) == ("0", "1", "2", "3", "4", "5")
+    assert zoo.block(spec, "0.weight") is None
+    whole = zoo.fresh(spec, rng).arrays
+    small = part(zoo.axes(spec), lambda axis: [axis.size - 1, *range(narrow.sizes[axis.group] - 1)]).take(whole)
+    net = zoo.build(Model(narrow, small))
+    assert torch.equal(net.state_dict()["0.weight"], whole["0.weight"][[5, 0, 1]])
+    assert net(torch.zeros(2, 1, 8, 8)).shape == (2, 4)
+    assert zoo.build(Model(narrow), rng)(torch.zeros(2, 1, 8, 8)).shape == (2, 4)
+
+
+def test_birth_depends_on_the_generator_alone():
+    spec = make_spec("trace-test", **SHAPE)
+    torch.manual_seed(1)
+    one = Menagerie(spec).fresh(spec, stream(3)).arrays
+    torch.manual_seed(2)
+    other = Menagerie(spec).fresh(spec, stream(3)).arrays
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert not torch.equal(one["0.weight"], Menagerie(spec).fresh(spec, stream(4)).arrays["0.weight"])
+
+
+def test_token_readers_are_traced_with_token_ids():
+    spec = make_spec("trace-test-reader", input=5, classes=11)
+    assert spec.sizes == {"0": 6, "1": 8}
+    assert Menagerie(spec).cost(spec, 2).parameters == 66 + 56 + 99
+
+
+def test_it_is_saved_and_loaded_under_its_name(tmp_path):
+    spec = make_spec("trace-test", **SHAPE)
+    zoo = Menagerie(spec)
+    model = zoo.fresh(zoo.narrow(spec, 0.5), stream(0))
+    save(tmp_path, model)
+    assert torch.equal(load(tmp_path).state_dict()["4.weight"], model.arrays["4.weight"])
+
+
+def test_a_device_whose_network_is_cut_otherwise_refuses_the_spec():
+    spec = make_spec("trace-test", **SHAPE)
+    with pytest.raises(SettingsError, match="Use the same code on both sides"):
+        complete(replace(spec, options={**spec.options, "axes": "0" * 64}))
+
+
+def test_there_is_one_depth():
+    spec = make_spec("trace-test", **SHAPE)
+    with pytest.raises(SettingsError, match="trace-test has one depth"):
+        Menagerie(spec).shallow(spec, 1)
+
+
+def test_the_door_check_runs_at_the_tiers_sizes():
+    spec = make_spec("trace-test", **SHAPE)
+    zoo = Menagerie(spec)
+    check(spec, [zoo.narrow(spec, 0.1), zoo.narrow(spec, {"4": 0.3}), spec])
+    check(make_spec("lenet", **SHAPE | {"input": (1, 12, 12)}), [])
+
+
+@pytest.fixture
+def module_on_disk(tmp_path, monkeypatch):
+    (tmp_path / "trace_test_nets.py").write_text(
+        "from torch import nn\n"
+        "def make(classes, width=6):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, classes))\n"
+        "def odd(classes):\n"
+        "    return 3\n"
+        "number = 3\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("trace_test_nets", None)
+
+
+def test_settings_import_a_factory_by_its_name_and_messages_do_not(module_on_disk):
+    name = "trace_test_nets:make"
+    with pytest.raises(SettingsError, match="there is no model family 'trace_test_nets:make'"):
+        complete(Spec(name, None, {}, SHAPE))
+    assert "trace_test_nets" not in sys.modules
+    spec = make_spec(name, width=7, **SHAPE)
+    assert spec.sizes == {"1": 7}
+    assert complete(spec) == spec
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "why"),
+    [
+        ("no_such_package:make", {}, "cannot import 'make' from 'no_such_package'"),
+        ("trace_test_nets:lost", {}, "cannot import 'lost' from 'trace_test_nets'"),
+        ("trace_test_nets:number", {}, "'number' is not a function that makes a network"),
+        ("trace_test_nets:odd", {}, "makes a int, not an nn.Module"),
+        ("trace-test", {"chanels": 3}, "no option 'chanels'. Did you mean 'channels'?"),
+        ("trace-test", {"channels": -1}, "trace-test cannot make a network"),
+        ("trace-test", {"input": (2, 8, 8)}, "trace-test: Sequential cannot run on the example"),
+        ("trace-test", {"input": 0}, "whole number"),
+        ("trace-test", {"depth": 2}, "one depth"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(module_on_disk, name, options, why):
+    with pytest.raises(SettingsError) as refusal:
+        make_spec(name, **SHAPE | options)
+    assert why in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_factory_must_make_as_many_classes_as_were_asked_for():
+    register("trace-test-fixed", lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.Linear(6, 10)))
+    assert make_spec("trace-test-fixed", input=(1, 8, 8), classes=10).sizes == {"1": 6}
+    with pytest.raises(SettingsError, match="no classes = 4"):
+        make_spec("trace-test-fixed", **SHAPE)
+
+
+def test_a_name_is_taken_once():
+    register("trace-test", small_net)
+    for name in ("trace-test", "resnet18"):
+        with pytest.raises(SettingsError, match=f"already a model family '{name}'"):
+            register(name, reader)
+
+
+def test_widths_of_groups_that_are_not_there_are_refused():
+    spec = make_spec("trace-test", **SHAPE)
+    with pytest.raises(SettingsError, match="no axis group '7'"):
+        complete(replace(spec, sizes={"7": 1}))
+    with pytest.raises(SettingsError, match="from 1 to 6"):
+        complete(replace(spec, sizes={"0": 7}))
