@@ -1,0 +1,60 @@
+"""What a reader would try first: the examples, the experiments, and the method that the docs write."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from potluck.run import experiment, read_experiment, run
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXPERIMENTS = sorted((ROOT / "experiments").rglob("*.toml"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_short_and_runs(path, tmp_path):
+    assert len(path.read_text("utf-8").splitlines()) <= 60
+    done = subprocess.run([sys.executable, path], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"\d\d?\.\d%", done.stdout)
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_an_experiment_passes_the_door(path):
+    assert read_experiment(path).rounds > 0
+
+
+def test_the_built_in_experiment_is_the_first_one_in_the_folder():
+    assert read_experiment(None) == read_experiment(ROOT / "experiments" / "digits.toml")
+
+
+def test_the_readme_shows_commands_and_links_that_exist():
+    text = (ROOT / "README.md").read_text("utf-8")
+    for target in re.findall(r"\]\(([\w./-]+)\)", text):
+        assert (ROOT / target).exists(), target
+    for name in re.findall(r"^make (\w+)", text, re.MULTILINE):
+        assert f"\n{name}:" in (ROOT / "Makefile").read_text("utf-8")
+
+
+def test_the_method_that_the_docs_write_is_fedprox(tmp_path, monkeypatch):
+    text = (ROOT / "docs" / "writing-a-method.md").read_text("utf-8")
+    code = next(block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "class FedProx" in block)
+    assert len(code.splitlines()) < 40
+    (tmp_path / "prox_of_the_docs.py").write_text(code)
+    monkeypatch.syspath_prepend(os.fspath(tmp_path))
+    tiny = {
+        "rounds": 2,
+        "cohort": 3,
+        "data": {"clients": 6},
+        "model": {"name": "mlp", "hidden": 8},
+        "score": {"every": 2},
+    }
+    ours, theirs = (
+        run(experiment({**tiny, "method": {"name": name, "mu": 0.3}}), tmp_path / name.replace(":", "."))
+        for name in ("fedprox", "prox_of_the_docs:FedProx")
+    )
+    assert ours.weights_sha256 == theirs.weights_sha256
