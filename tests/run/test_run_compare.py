@@ -167,3 +167,18 @@ def test_a_run_without_a_checkpoint_cannot_be_exported_yet(tmp_path):
         path.unlink()
     with pytest.raises(CheckpointError, match="holds no checkpoint yet; let it finish a round first"):
         export(found.folder, tmp_path / "model")
+
+
+def test_a_static_norm_is_exported_with_the_statistics_that_clients_gather(tmp_path):
+    settings = tiny(
+        method={"name": "fedrolex"},
+        model={"name": "mlp", "hidden": 8, "norm": "static"},
+        tier=[{"name": "small", "width": 0.5}, {"name": "large", "width": 1.0}],
+    )
+    result = run(settings, tmp_path / "run")
+    model = export(result.folder, tmp_path / "model", tier="small")
+    assert model.spec.options["norm"] == "counted"
+    assert model.arrays["stem.norm.running_mean"].shape == (4,)
+    net = load(tmp_path / "model")
+    one, many = torch.rand(1, 1, 8, 8), torch.rand(3, 1, 8, 8)
+    assert torch.allclose(net(one), net(torch.cat([one, many]))[:1], atol=1e-5)

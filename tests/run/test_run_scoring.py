@@ -1,6 +1,6 @@
 import pytest
 import torch
-from tiny_runs import Counting, scores, tiny
+from tiny_runs import Counting, Listener, scores, tiny
 
 from potluck.core import SERVER, Client, Model, stream
 from potluck.methods import METHODS
@@ -140,3 +140,11 @@ def test_every_method_is_scored_without_a_fault(name, score):
     found, _, _, _ = score(tiny(method={"name": name}, **wide))
     assert set(found) == {"round", "global", "tiers", "clients"}
     assert set(found["tiers"]) == {"small", "large"}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_static_norms_are_asked_for_without_a_fault_under_every_method(name, tmp_path):
+    wide = {"tier": [{"name": "small", "width": 0.4}, {"name": "large"}]} if name == "fjord" else {}
+    listener = Listener()
+    run(tiny(method={"name": name}, model={"norm": "static"}, rounds=1, **wide), tmp_path / "run", watch=listener)
+    assert listener.warnings == []

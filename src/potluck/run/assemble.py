@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from potluck.core import SERVER, Client, Examples, ResourceError, SettingsError, Spec, Tier
+from potluck.core import SERVER, Client, Examples, ResourceError, Round, SettingsError, Spec, Tier
 from potluck.data import Federation, Source, load
-from potluck.engines import ENGINES, Engine, Shard, World
+from potluck.engines import ENGINES, Engine, Session, Shard, World
 from potluck.fleet import Crew, profile
 from potluck.learn import Classify
 from potluck.models import Menagerie, check, make_spec, tier_spec
@@ -60,6 +60,19 @@ class Setup:
     def server(self) -> Client:
         """The server as a client, of a tier that can carry the full network."""
         return Client(SERVER, Tier("server", spec=self.world.zoo.full, profile="server"))
+
+    def cohort(self, index: int) -> list[Client]:
+        """Who is asked in this round."""
+        return self.crew.cohort(index, self.experiment.cohort)
+
+    def view(self, index: int, session: Session) -> Round:
+        """What the method sees of this round."""
+
+        def recruit(wanted: Callable[[Client], bool]) -> Sequence[Client]:
+            return self.crew.cohort(index, self.experiment.cohort, wanted)
+
+        cohort, world = self.cohort(index), self.world
+        return Round(index, cohort, self.crew.clients, world.zoo, world.seed, session.send, session.fold, recruit)
 
 
 def engine_name(experiment: Experiment) -> str:

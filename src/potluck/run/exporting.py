@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from potluck.core import SERVER, Client, InputError, Model, SettingsError, unpack
+from potluck.core import Client, InputError, Model, SettingsError, unpack
+from potluck.engines import Desk, Serial
 from potluck.ledger import CheckpointError, RunFolder
 from potluck.models import save
 from potluck.run.assemble import Setup, assemble
@@ -19,11 +20,21 @@ def export(folder: Path | str, to: Path | str, tier: str | None = None, client: 
         if found is None:
             raise CheckpointError(f"{folder} holds no checkpoint yet; let it finish a round first")
         setup = assemble(settings_of(opened))
-        state = state_of(setup, unpack(found[1])["state"])
+        state = _ready(setup, state_of(setup, unpack(found[1])["state"]), found[0] - 1)
         kept = opened.memories.read(client) if client else None
     model = _of_client(setup, state, client, kept) if client else _of_tier(setup, state, tier)
     save(Path(to), model)
     return model
+
+
+def _ready(setup: Setup, state: Any, index: int) -> Any:
+    """The state as it is scored: static norms, for one, are exported with the statistics that clients gather."""
+    if index < 0:
+        return state
+    session = Desk(Serial(setup.world), setup.world.method, setup.world.zoo).open(index)
+    ready = setup.world.method.ready(state, setup.view(index, session))
+    session.close()
+    return ready
 
 
 def _of_tier(setup: Setup, state: Any, name: str | None) -> Model:
@@ -31,7 +42,7 @@ def _of_tier(setup: Setup, state: Any, name: str | None) -> Model:
     if name is not None and name not in tiers:
         raise SettingsError(f"--tier {name}: this run has the tiers {', '.join(tiers)}.")
     chosen = tiers[name] if name else setup.world.zoo.tiers[-1]
-    model: Model | None = setup.world.method.serve(state, Client(SERVER, chosen), setup.world.zoo)
+    model: Model | None = setup.world.method.serve(state, Client(f"any {chosen.name}", chosen), setup.world.zoo)
     if model is None:
         kind = type(setup.world.method).__name__
         raise InputError(

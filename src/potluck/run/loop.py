@@ -6,12 +6,12 @@ import dataclasses
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from potluck.core import SERVER, Client, Model, QuorumError, Round, digest, pack, stream, unpack
+from potluck.core import SERVER, Model, QuorumError, digest, pack, stream, unpack
 from potluck.engines import Desk, Engine, Entry, Session
 from potluck.ledger import RunFolder
 from potluck.run.assemble import Setup
@@ -81,8 +81,8 @@ class Loop:
     def _round(self) -> None:
         index = self.progress.done
         started = time.perf_counter()
-        cohort = self._cohort(index)
-        state, session = self._attempts(index, cohort)
+        cohort = self.setup.cohort(index)
+        state, session = self._attempts(index)
         with self.stops.held():
             self.state = state
             self.progress.done = index + 1
@@ -100,12 +100,12 @@ class Loop:
                 self._save()
         self.watch.round(index + 1, self.scores if due else None, self.progress.totals)
 
-    def _attempts(self, index: int, cohort: Sequence[Client]) -> tuple[Any, Session]:
+    def _attempts(self, index: int) -> tuple[Any, Session]:
         """The round's new state, from the first attempt that enough clients answered."""
         run = self.experiment.run
         for attempt in range(run.retries + 1):
             session = self.desk.open(index, attempt)
-            state = self.world.method.round(self.state, self._view(index, cohort, session))
+            state = self.world.method.round(self.state, self.setup.view(index, session))
             session.close()
             asked = {entry.task.to for entry in session.entries if not entry.skipped} - {SERVER}
             came = {entry.task.to for entry in session.entries if entry.verdict == "accepted"} - {SERVER}
@@ -118,29 +118,19 @@ class Loop:
             self._warn(index + 1, f"{text} (try {attempt + 1} of {run.retries + 1}){why}")
         raise QuorumError(f"{text}{why}. The model is as it was after round {index}; resume when clients are back.")
 
-    def _view(self, index: int, cohort: Sequence[Client], session: Session) -> Round:
-        def recruit(wanted: Callable[[Client], bool]) -> Sequence[Client]:
-            return self.setup.crew.cohort(index, self.experiment.cohort, wanted)
-
-        world = self.world
-        return Round(index, cohort, self.setup.crew.clients, world.zoo, world.seed, session.send, session.fold, recruit)
-
     def _ready(self) -> tuple[Any, Session | None]:
         """The state to score: what the method makes of it with the last cohort; scored, then discarded."""
         index = self.progress.done - 1
         if index < 0:
             return self.state, None
         session = self.desk.open(index)
-        shown = self.world.method.ready(self.state, self._view(index, self._cohort(index), session))
+        shown = self.world.method.ready(self.state, self.setup.view(index, session))
         session.close()
         return shown, session
 
     def _owes_scores(self) -> bool:
         """Whether a run that is resumed was stopped after a round, but before its scores."""
         return self._due(self.progress.done) and (self.scores or {}).get("round") != self.progress.done
-
-    def _cohort(self, index: int) -> Sequence[Client]:
-        return self.setup.crew.cohort(index, self.experiment.cohort)
 
     def _due(self, done: int) -> bool:
         return done % self.experiment.score.every == 0 or done == self.experiment.rounds
@@ -150,7 +140,7 @@ class Loop:
         scores, faults = scored(self.setup, self.engine, shown, self.progress.done, self._recall)
         with self.stops.held():
             if session:
-                self.books.tasks(self.progress, session.entries, self._cohort(self.progress.done - 1))
+                self.books.tasks(self.progress, session.entries, self.setup.cohort(self.progress.done - 1))
                 faults += [entry.reason for entry in session.entries if entry.reason and not entry.skipped]
             if faults:
                 self._warn(self.progress.done, f"scoring after round {self.progress.done}: {faults[0]}")
