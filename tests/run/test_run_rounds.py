@@ -6,7 +6,7 @@ from tiny_runs import Listener, Moody, cohorts, events, kept, scores, tiny
 
 from potluck.core import QuorumError, digest
 from potluck.methods import FedAvg
-from potluck.run import assemble, resume, run
+from potluck.run import assemble, experiment, resume, run
 
 WHOLE = {"name": "fedavg"}
 
@@ -233,3 +233,9 @@ def test_a_method_object_from_python_is_the_one_that_trains(tmp_path, healthy):
     assert same.weights_sha256 == healthy.weights_sha256
     other = run(tiny(rounds=2, method=WHOLE), tmp_path / "other", method=FedAvg(tiny().local, weighting="uniform"))
     assert other.weights_sha256 != healthy.weights_sha256
+
+
+@pytest.mark.slow
+def test_fedavg_passes_95_percent_on_digits_with_the_defaults(tmp_path):
+    result = run(experiment({"method": {"name": "fedavg"}}), tmp_path / "run")
+    assert result.accuracy > 0.95
