@@ -13,7 +13,7 @@ from potluck.methods.averaging import class_rows
 from potluck.methods.fedrolex import window
 from potluck.methods.fjord import AtWidth
 from potluck.models import Menagerie, make_spec, tier_spec
-from potluck.parts import WHOLE, part
+from potluck.parts import WHOLE, OverlapMean, part
 
 
 def zoo(*widths, model="mlp", **options):
@@ -188,3 +188,15 @@ def test_fjord_keeps_batch_norm_statistics_apart_for_every_width():
     assert len(method.serve(method.init(menagerie, stream(0)), client(menagerie), menagerie).arrays) == len(
         menagerie.shapes(menagerie.tiers[0].spec)
     )
+
+
+def test_fj1_and_fj2_entries_average_over_the_clients_wide_enough_weighed_by_samples():
+    old = {"w": torch.tensor([[10.0, 20.0], [30.0, 40.0]])}
+    corner = part({"w": (Axis("out", 2), Axis("in", 2))}, lambda axis: [0])
+    both, one = OverlapMean(old), OverlapMean(old)
+    both.add({"w": torch.tensor([[1.0, 2.0], [3.0, 4.0]])}, WHOLE, 10)
+    both.add({"w": torch.tensor([[5.0]])}, corner, 30)
+    one.add({"w": torch.tensor([[5.0]])}, corner, 30)
+    assert both.value()["w"].tolist() == [[4, 2], [3, 4]]
+    assert one.value()["w"].tolist() == [[5, 20], [30, 40]]
+    assert FjORD().weigh(Reply(weight=30.0), None) == 30
