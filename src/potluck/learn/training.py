@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from torch import nn
 
 from potluck.core import (
-    Arrays,
     Device,
     Edit,
     Expected,
@@ -23,11 +22,6 @@ from potluck.core import (
     Zoo,
     on_client,
 )
-
-
-def at_rest(net: nn.Module) -> Arrays:
-    """A live network's numbers, copied."""
-    return {name: tensor.detach().clone() for name, tensor in net.state_dict(keep_vars=True).items()}
 
 
 @dataclass(frozen=True)

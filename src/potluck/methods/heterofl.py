@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from potluck.core import Client, Round, Spec
-from potluck.methods.width import Width, prefix
-from potluck.parts import Choose, Part
+from potluck.methods.width import Width
+from potluck.parts import Part
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,5 @@ class HeteroFL(Width):
     """Narrow clients train the first units of every layer."""
 
     def hand_out(self, client: Client, now: Round) -> tuple[Spec, Part]:
-        spec, zoo = self.narrow(client, now.zoo), now.zoo
-        return self.voiced(spec, client, zoo), prefix(spec, zoo.shallow(zoo.full, client.tier.depth), zoo)
-
-    def choose(self, spec: Spec, client: Client, now: Round) -> Choose:
-        return lambda axis: range(spec.sizes[axis.group])
+        spec, held = self.fitting(client, now.zoo)
+        return self.voiced(spec, client, now.zoo), held
