@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import os
 import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from real_data import real
 
 from potluck.core import SettingsError
 from potluck.data import Data, Scale, from_arrays, load, sources
@@ -156,9 +156,8 @@ def test_test_and_validation_may_not_take_everything() -> None:
         Data(test=0.5, validation=0.5)
 
 
-@pytest.mark.skipif("POTLUCK_DATA" not in os.environ, reason="POTLUCK_DATA names no folder with cifar-10-batches-bin")
 def test_real_cifar_has_6000_images_of_each_class() -> None:
-    source = load(Data("cifar10", os.environ["POTLUCK_DATA"]))
+    source = load(Data("cifar10", str(real("cifar-10-batches-bin"))))
     assert source.test is not None
     assert torch.bincount(source.train.column("y")).tolist() == [5000] * 10
     assert torch.bincount(source.test.column("y")).tolist() == [1000] * 10
