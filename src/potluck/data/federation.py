@@ -70,6 +70,11 @@ class Federation:
         self._deal(cuts)
         self._shard = lru_cache(maxsize=1024)(self._made)
 
+    @property
+    def samples(self) -> int:
+        """Training rows of a client, on average, rounded up."""
+        return self._hands.samples
+
     def shard(self, index: int) -> Shard:
         """What this client holds."""
         if not 0 <= index < self.clients:
@@ -100,7 +105,9 @@ class Federation:
             self._hands: deals.Partition = self._partition()
             return
         data = self._data
-        order = dice(self._seed, "users").permutation(int(self._users.max()) + 1)[: data.clients]
+        order = dice(self._seed, "users").permutation(int(self._users.max()) + 1)
+        # Who has so few rows that none is left to train on is no client.
+        order = order[np.isin(order, self._users[cuts["train"]])][: data.clients]
         self.clients = len(order)
         most = {"train": data.samples, "validation": data.client_validation, "test": data.client_test}
         for name, limit in most.items():

@@ -6,6 +6,7 @@ A population that the data suffices for divides it up once, at the start (`Deal`
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import numpy as np
@@ -21,6 +22,10 @@ class Partition(Protocol):
 
     def __getitem__(self, index: int) -> Rows: ...
 
+    @property
+    def samples(self) -> int:
+        """Rows of a client, on average, rounded up."""
+
 
 class Deal:
     """Rows divided up among clients: each of these rows to its owner, no owner more than the first `most` of them."""
@@ -33,6 +38,12 @@ class Deal:
     def __getitem__(self, index: int) -> Rows:
         start = self._ends[index - 1] if index else 0
         return self._rows[start : self._ends[index]][: self._most]
+
+    @property
+    def samples(self) -> int:
+        held = np.diff(self._ends, prepend=0)
+        most = len(self._rows) if self._most is None else self._most
+        return math.ceil(float(np.minimum(held, most).mean()))
 
 
 class Drawn:
@@ -54,6 +65,10 @@ class Drawn:
             mix = rng.dirichlet(np.full(len(self._there), self._data.alpha))
             counts[self._there] = rng.multinomial(self._samples, mix)
         return self._pool.again(counts, rng)
+
+    @property
+    def samples(self) -> int:
+        return self._samples
 
 
 def even(total: int, parts: int) -> Counts:

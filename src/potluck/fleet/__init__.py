@@ -1,7 +1,9 @@
 """Who takes part, on what kind of device, and what the work costs there."""
 
 from potluck.fleet.crew import Crew, Fleet
-from potluck.fleet.price import Price, fits, price
+from potluck.fleet.price import Budget, Need, Price, fit, fits, need, price
 from potluck.fleet.profiles import PROFILES, Profile, profile
 
-__all__ = ["PROFILES", "Crew", "Fleet", "Price", "Profile", "fits", "price", "profile"]
+__all__ = [
+    "PROFILES", "Budget", "Crew", "Fleet", "Need", "Price", "Profile", "fit", "fits", "need", "price", "profile",
+]  # fmt: skip

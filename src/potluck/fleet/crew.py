@@ -14,7 +14,7 @@ from potluck.core import Client, SettingsError, Tier, dice
 
 @dataclass(frozen=True)
 class Fleet:
-    """How clients come and go, as settings."""
+    """How clients come and go, and what a device may be asked, as settings."""
 
     tiers: Literal["fixed", "redrawn"] = "fixed"
     """fixed: a client's tier never changes, the first tier's share of the clients first. redrawn: every round, every
@@ -23,14 +23,27 @@ class Fleet:
     """Chance that a client can be asked in a round."""
     dropout: float = 0.0
     """Chance that a client which was asked fails in mid-round."""
+    widths: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125, 0.0625)
+    """What a tier with width = "fit" chooses from: the largest that its device can carry."""
+    memory: float = 0.5
+    """The share of a device's memory that training may take, where a tier's width is "fit"."""
+    seconds: float | None = None
+    """The modelled seconds that a round may take on a device, where a tier's width is "fit"; None: any time."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "widths", tuple(self.widths))
         if self.tiers not in ("fixed", "redrawn"):
             raise ValueError(f"fleet.tiers = '{self.tiers}' must be 'fixed' or 'redrawn'")
         if not 0 < self.availability <= 1:
             raise ValueError(f"fleet.availability = {self.availability} must be above 0 and at most 1")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"fleet.dropout = {self.dropout} must be at least 0 and below 1")
+        if not self.widths or not all(0 < width <= 1 for width in self.widths):
+            raise ValueError(f"fleet.widths = {list(self.widths)} must hold numbers above 0 and at most 1")
+        if not 0 < self.memory <= 1:
+            raise ValueError(f"fleet.memory = {self.memory} must be above 0 and at most 1")
+        if self.seconds is not None and not self.seconds > 0:
+            raise ValueError(f"fleet.seconds = {self.seconds} must be above 0; leave it out for any time")
 
 
 class Crew:

@@ -1,11 +1,12 @@
-"""The price of work on a device: modelled seconds and joules, and whether it fits at all."""
+"""The price of work on a device: modelled seconds and joules, and the widest network that fits at all."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from potluck.core import Cost, Work
+from potluck.core import Cost, SettingsError, Work
 from potluck.fleet.profiles import Profile
 
 
@@ -24,22 +25,54 @@ def price(cost: Cost, profile: Profile) -> Price:
     return Price(transfer + compute, profile.radio_watts * transfer + profile.train_watts * compute)
 
 
-def footprint(work: Work, slots: int = 1) -> int:
-    """Bytes that training holds at once: weights, gradients, the optimiser's slots, activations."""
-    return (2 + slots) * work.parameter_bytes + work.activation_bytes
+@dataclass(frozen=True)
+class Budget:
+    """What a round may ask of a device."""
+
+    steps: int = 1
+    """Training steps of a round."""
+    slots: int = 1
+    """The optimiser's numbers per parameter: 0 for plain SGD, 1 with momentum, 2 for Adam."""
+    memory: float = 0.5
+    """The share of its memory that training may take; the rest belongs to the system and to other programs."""
+    seconds: float = math.inf
+    """From the first byte down to the last byte up."""
 
 
-def fits(
-    work: Work,
-    profile: Profile,
-    slots: int = 1,
-    share: float = 0.5,
-    steps: int = 1,
-    seconds: float = math.inf,
-) -> bool:
-    """Whether a device can train this: in a share of its memory and, for so many steps, in so many seconds.
+@dataclass(frozen=True)
+class Need:
+    """What a round asks of a device."""
 
-    `slots` counts the optimiser's numbers per parameter: 0 for plain SGD, 1 with momentum, 2 for Adam. The rest of the
-    memory belongs to the system and to other programs.
-    """
-    return footprint(work, slots) <= share * profile.memory and steps * work.flops / profile.flops <= seconds
+    memory: int
+    """Bytes held at once: weights, gradients, the optimiser's slots, activations."""
+    seconds: float
+    """Model down, steps, model up."""
+
+
+def need(work: Work, profile: Profile, budget: Budget) -> Need:
+    """What a round of such steps asks of this device."""
+    cost = Cost(work.parameter_bytes, work.parameter_bytes, budget.steps * work.flops)
+    memory = (2 + budget.slots) * work.parameter_bytes + work.activation_bytes
+    return Need(memory, price(cost, profile).seconds)
+
+
+def fits(work: Work, profile: Profile, budget: Budget) -> bool:
+    """Whether a device can do a round of such steps within the budget."""
+    asked = need(work, profile, budget)
+    return asked.memory <= budget.memory * profile.memory and asked.seconds <= budget.seconds
+
+
+def fit(widths: Iterable[float], work: Callable[[float], Work], profile: Profile, budget: Budget) -> float:
+    """The largest of these widths with which a device does a round within the budget; `work` prices a width's step."""
+    ranked = sorted(widths, reverse=True)
+    for width in ranked:
+        if fits(work(width), profile, budget):
+            return width
+    least = need(work(ranked[-1]), profile, budget)
+    time = "" if math.isinf(budget.seconds) else f" and {budget.seconds:g} s"
+    raise SettingsError(
+        f"no width fits the profile '{profile.name}': the narrowest, {ranked[-1]:g}, takes "
+        f"{least.memory / 1e6:,.1f} MB and {least.seconds:,.1f} s "
+        f"of {budget.memory * profile.memory / 1e6:,.1f} MB{time}; "
+        "add a narrower one to fleet.widths or raise fleet.seconds or fleet.memory."
+    )

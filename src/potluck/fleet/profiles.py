@@ -56,6 +56,11 @@ _ALL = (
         "1 GB; 2.4 GHz Wi-Fi at 40/20 Mbit/s; 3 W for the processor, the panel not counted, 1 W radio",
     ),
     Profile(
+        "camera", GB // 4, 0.48e9, 20 * MBIT, 10 * MBIT, 0.8, 0.8,
+        "modelled: networked camera with one Cortex-A7 at 1.2 GHz, 4x1.2 = 4.8 GFLOP/s, 10 % of it; "
+        "256 MB; 2.4 GHz Wi-Fi at 20/10 Mbit/s; 0.8 W for the processor, the sensor not counted, 0.8 W radio",
+    ),
+    Profile(
         "laptop", 16 * GB, 96e9, 200 * MBIT, 100 * MBIT, 28.0, 2.0,
         "modelled: four AVX2 cores 4x32x3.0 = 384 GFLOP/s, 25 % of it; "
         "16 GB; Wi-Fi at 200/100 Mbit/s; 28 W processor class, 2 W radio",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -10,11 +11,24 @@ from typing import Any
 
 import torch
 
-from potluck.core import SERVER, Client, Examples, ResourceError, Round, SettingsError, Spec, Tier
+from potluck.core import (
+    SERVER,
+    Client,
+    Examples,
+    Model,
+    Problem,
+    ResourceError,
+    Round,
+    SettingsError,
+    Spec,
+    Tier,
+    Zoo,
+    stream,
+)
 from potluck.data import Federation, Source, load
 from potluck.engines import ENGINES, Engine, Session, Shard, World
-from potluck.fleet import Crew, profile
-from potluck.learn import Classify
+from potluck.fleet import Budget, Crew, fit, profile
+from potluck.learn import Classify, NextToken
 from potluck.models import Menagerie, check, make_spec, tier_spec
 from potluck.run import door
 from potluck.run.settings import Experiment, TierSettings
@@ -102,31 +116,67 @@ def assemble(experiment: Experiment, source: Source | None = None, method: Any =
     if source.classes < 2:
         raise SettingsError(f"data '{source.name}' has no classes to tell apart; only classification is known yet.")
     federation = Federation(source, experiment.data, experiment.seed)
-    full, tiers = networks(experiment, source)
+    full, tiers = networks(experiment, source, federation.samples)
     check(full, [tier.spec for tier in tiers])
     zoo = Menagerie(full, tiers)
     crew = Crew(tiers, federation.clients, experiment.fleet, experiment.seed)
     method.check(zoo)
-    shelf, problem = Shelf(federation, crew), Classify(source.classes)
+    shelf, problem = Shelf(federation, crew), _problem(source, zoo)
     world = World(method, zoo, shelf, problem, experiment.seed, hardware(experiment))
     return Setup(experiment, world, crew, source.classes)
 
 
-def networks(experiment: Experiment, source: Source) -> tuple[Spec, list[Tier]]:
-    """The server's network, and each tier with its own."""
+def _problem(source: Source, zoo: Zoo) -> Problem:
+    """What is learned: a label for each example, or the next token after each token of it."""
+    if source.train.columns["y"].dim() == 1:
+        return Classify(source.classes)
+    row = source.train[slice(0, 1)]
+    wanted = (*row["y"].shape, source.classes)
+    for spec in {zoo.full, *(tier.spec for tier in zoo.tiers)}:
+        if _scored(spec, row["x"], zoo) != wanted:
+            raise SettingsError(
+                f"data '{source.name}' has a label for each token, and the model '{spec.family}' gives no scores for "
+                'each. Take one that does, such as name = "transformer".'
+            )
+    return NextToken(source.classes)
+
+
+def _scored(spec: Spec, x: torch.Tensor, zoo: Zoo) -> tuple[int, ...]:
+    """The shape of the scores that a network gives; nothing where it cannot read such inputs."""
+    net = zoo.build(Model(spec), stream(0, "blank")).eval()
+    try:
+        with torch.inference_mode():
+            return tuple(net(x).shape)
+    except (RuntimeError, IndexError, TypeError):
+        return ()
+
+
+def networks(experiment: Experiment, source: Source, samples: int) -> tuple[Spec, list[Tier]]:
+    """The server's network, and each tier with its own; `samples` is what a client holds."""
     full = _spec(experiment.model, source, "[model]")
-    return full, [_tier(tier, full, source) for tier in experiment.tier]
+    return full, [_tier(tier, full, source, experiment, samples) for tier in experiment.tier]
 
 
-def _tier(settings: TierSettings, full: Spec, source: Source) -> Tier:
+def _tier(settings: TierSettings, full: Spec, source: Source, experiment: Experiment, samples: int) -> Tier:
     profile(settings.profile)
     where = f"tier '{settings.name}'"
     base = full if settings.model is None else _spec(settings.model, source, where)
     try:
-        spec = tier_spec(base, settings.width, settings.depth)
+        base = tier_spec(base, depth=settings.depth)
+        width = settings.width if settings.width != "fit" else _fitting(settings, base, experiment, samples)
+        spec = tier_spec(base, width)
     except SettingsError as fault:
         raise SettingsError(f"{where}: {fault}") from None
-    return Tier(settings.name, settings.share, settings.width, settings.depth, spec, settings.profile)
+    return Tier(settings.name, settings.share, width, settings.depth, spec, settings.profile)
+
+
+def _fitting(settings: TierSettings, base: Spec, experiment: Experiment, samples: int) -> float:
+    """The width that the tier's device can carry."""
+    local, fleet = experiment.local, experiment.fleet
+    slots = 2 if local.optimiser == "adam" else int(local.momentum > 0)
+    budget = Budget(local.count(samples), slots, fleet.memory, fleet.seconds or math.inf)
+    zoo, batch = Menagerie(base), min(local.batch, max(samples, 1))
+    return fit(fleet.widths, lambda width: zoo.cost(tier_spec(base, width), batch), profile(settings.profile), budget)
 
 
 def _spec(model: Mapping[str, Any], source: Source, where: str) -> Spec:

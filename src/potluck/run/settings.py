@@ -20,8 +20,9 @@ class TierSettings:
     name: str = "everyone"
     share: float = 1.0
     """Its part of the population, relative to the other tiers' shares."""
-    width: float | dict[str, float] | None = None
-    """The part of each layer's units it can train, for all layers or by axis group."""
+    width: float | dict[str, float] | Literal["fit"] | None = None
+    """The part of each layer's units it can train, for all layers or by axis group. "fit": the largest of fleet.widths
+    that its profile can carry."""
     depth: int | tuple[int, ...] | None = None
     """The blocks it can train; one number per stage where the family has stages."""
     model: dict[str, Any] | None = None
@@ -88,6 +89,8 @@ class Comparison:
     methods: tuple[str | dict[str, Any], ...] = ()
     """Names, or tables with a name and that method's own settings."""
     seeds: tuple[int, ...] = ()
+    variants: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """What else to vary, every method under each: a name, and the settings it changes, each written like --set."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,8 @@ class Experiment:
     """One experiment, complete."""
 
     name: str = "digits"
+    variant: str = ""
+    """What sets this run apart from others of its name; a comparison fills it in."""
     seed: int = 0
     rounds: int = 40
     cohort: int = 10
