@@ -3,7 +3,7 @@ import torch
 from tiny_runs import Listener, StopsAfter, cohorts, kept, tiny
 
 from potluck.core import SERVER, Client, InputError, SettingsError
-from potluck.ledger import CheckpointError, MissingRun
+from potluck.ledger import CheckpointError, MissingRun, read_run
 from potluck.models import load
 from potluck.run import Interrupted, assemble, compare, export, run
 from potluck.run.session import state_of
@@ -182,3 +182,25 @@ def test_a_static_norm_is_exported_with_the_statistics_that_clients_gather(tmp_p
     net = load(tmp_path / "model")
     one, many = torch.rand(1, 1, 8, 8), torch.rand(3, 1, 8, 8)
     assert torch.allclose(net(one), net(torch.cat([one, many]))[:1], atol=1e-5)
+
+
+def test_every_method_runs_under_every_variant(tmp_path):
+    variants = {"two each": ["data.partition='labels'", "data.labels=2"], "lr = 0": ["local.lr=0.0"]}
+    found = tiny(rounds=1, compare={"variants": variants})
+    results = compare(found, tmp_path, [{"name": "alllarge"}, {"name": "fedprox"}], [0], lambda *_: Listener())
+    folders = ["alllarge_two_each-s0", "fedprox_two_each-s0", "alllarge_lr_=_0-s0", "fedprox_lr_=_0-s0"]
+    assert [result.folder.name for result in results] == folders
+    assert results[2].weights_sha256 == results[3].weights_sha256 != results[0].weights_sha256
+    assert [read_run(result.folder).manifest["variant"] for result in results] == 2 * ["two each"] + 2 * ["lr = 0"]
+
+
+def test_a_variant_that_cannot_be_is_refused_before_the_first_run(tmp_path):
+    for changes, said in (
+        ({"a": ["local.lr=-1.0"]}, r"compare\.variants 'a': local\.lr = -1\.0 is below"),
+        ({"a": ["local.rate=1.0"]}, r"compare\.variants 'a': \[local\] has no setting 'rate'"),
+        ({"a": ["nothing"]}, r"write it as key=value"),
+        ({"a/": ["local.lr=0.1"], "a?": ["local.lr=0.2"]}, r"would have the same name"),
+    ):
+        with pytest.raises(SettingsError, match=said):
+            compare(tiny(compare={"variants": changes}), tmp_path, [{"name": "alllarge"}], [0], lambda *_: Listener())
+    assert not list(tmp_path.iterdir())

@@ -115,7 +115,7 @@ def compare(
     wanted = comparing.methods(experiment, methods)
     numbers = comparing.seeds(experiment, seeds)
     folder = out or comparing.fresh(experiment.name)
-    with display.comparing(experiment.rounds, len(wanted) * len(numbers)) as watcher:
+    with display.comparing(experiment.rounds) as watcher:
         results = run_all(experiment, folder, wanted, numbers, watcher)
     runs = [read_run(result.folder) for result in results]
     page = write_report([result.folder for result in results], folder / "report.html", title=experiment.name)

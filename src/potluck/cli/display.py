@@ -105,7 +105,7 @@ def watching(rounds: int, title: str) -> Iterator[Lines | Bar]:
 
 
 @contextmanager
-def comparing(rounds: int, count: int) -> Iterator[Callable[[str, int], Lines | Bar]]:
+def comparing(rounds: int) -> Iterator[Callable[[str, int], Lines | Bar]]:
     """Someone to watch many runs: one bar or one set of lines each."""
     if not ERR.is_terminal:
         yield lambda label, seed: Lines(rounds, f"{label} seed {seed}", pause=3.0)

@@ -19,6 +19,7 @@ from potluck.report.scale import Axis
 from potluck.report.single import ACCURACY, ROUNDS, against, brief
 from potluck.report.skyline import methods_section
 from potluck.report.summary import TARGETS, Row, Spent, compare_rows, groups, mean_sd, rounds_to, tier_names
+from potluck.report.sweep import sweep_section
 from potluck.report.units import count, duration, energy, percent, plus_minus, reached, size, size_unit, time_unit, work
 from potluck.report.verdict import LEVEL, lead, verdict
 
@@ -35,6 +36,7 @@ def body(runs: Sequence[Run], page: File) -> Markup:
     return join(
         _verdict(runs),
         _accuracy_table(runs, tiers),
+        sweep_section(runs),
         _cost_table(runs),
         section("Learning", _scope(painted, charts(overall, *small, small=len(small) > 3 or len(small) % 3 == 2))),
         local_section(painted),

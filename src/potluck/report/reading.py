@@ -32,7 +32,8 @@ def assemble(folder: Path, manifest: Json, settings: str, events: Iterable[Json]
     return Run(
         folder=folder,
         name=name,
-        label=text(manifest.get("label")) or text(manifest.get("method"), name),
+        label=_label(manifest) or name,
+        variant=text(manifest.get("variant")),
         method=text(manifest.get("method")),
         seed=whole(manifest.get("seed")),
         status=text(manifest.get("status"), "unknown"),
@@ -49,6 +50,12 @@ def assemble(folder: Path, manifest: Json, settings: str, events: Iterable[Json]
         settings=settings,
         manifest=manifest,
     )
+
+
+def _label(manifest: Json) -> str:
+    """The method with its settings, and what else the run varies."""
+    told = (text(manifest.get("label")) or text(manifest.get("method")), text(manifest.get("variant")))
+    return ", ".join(part for part in told if part)
 
 
 @dataclass

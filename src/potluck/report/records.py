@@ -226,6 +226,8 @@ class Run:
     folder: Path
     name: str
     label: str
+    variant: str = ""
+    """What it varies besides the method, in a word or two; part of its label."""
     method: str = ""
     seed: int | None = None
     status: str = "unknown"

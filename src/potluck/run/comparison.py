@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,21 +28,38 @@ def compare(
 ) -> list[Result]:
     """Runs several methods over several seeds on the same data, clients and cohorts; each in its own folder.
 
-    A run that is already there and done is not run again; one that was stopped is resumed.
+    Where the experiment has variants, every method runs under each of them. A run that is already there and done is not
+    run again; one that was stopped is resumed.
     """
-    for method in methods:
-        door.method(method, experiment.local, "methods")  # all of them, before the first one runs
-    plans = [(method, experiment.with_method(method, seed)) for seed in seeds for method in methods]
+    plans = _plans(experiment, methods, list(seeds))
     results = []
     try:
-        for method, one in plans:
-            path = out / f"{slug(method)}-s{one.seed}"
-            results.append(_run_or_resume(one, path, watcher(_label(method), one.seed)))
+        for label, one in plans:
+            path = out / f"{slug(label)}-s{one.seed}"
+            results.append(_run_or_resume(one, path, watcher(label, one.seed)))
     except KeyboardInterrupt:
         done = f"interrupted with {len(results)} runs done"
         again = f"go on with: the same command and --out {shlex.quote(str(out))}"
         raise Interrupted(f"{done}; {again}") from None
     return results
+
+
+def _plans(
+    experiment: Experiment, methods: Sequence[Mapping[str, Any]], seeds: Sequence[int]
+) -> list[tuple[str, Experiment]]:
+    """Every run by its label, all of them checked before the first one runs."""
+    found = []
+    for variant, changes in (experiment.compare.variants or {"": ()}).items():
+        where = f"compare.variants '{variant}'"
+        base = dataclasses.replace(door.changed(experiment, changes, where), variant=variant) if variant else experiment
+        for method in methods:
+            door.method(method, base.local, "methods")
+        for seed in seeds:
+            found += [(_label(method, variant), base.with_method(method, seed)) for method in methods]
+    folders = {(slug(label), one.seed) for label, one in found}
+    if len(folders) < len(found):
+        raise SettingsError("two runs of this comparison would have the same name; name each variant in its own way.")
+    return found
 
 
 def _run_or_resume(experiment: Experiment, path: Path, watch: Watch) -> Result:
@@ -53,11 +71,11 @@ def _run_or_resume(experiment: Experiment, path: Path, watch: Watch) -> Result:
     return resume(path, rounds=experiment.rounds, watch=watch)
 
 
-def _label(method: Mapping[str, Any]) -> str:
+def _label(method: Mapping[str, Any], variant: str) -> str:
     own = ", ".join(f"{key}={value}" for key, value in method.items() if key != "name")
-    return f"{method['name']}" + (f" ({own})" if own else "")
+    return f"{method['name']}" + (f" ({own})" if own else "") + (f", {variant}" if variant else "")
 
 
-def slug(method: Mapping[str, Any]) -> str:
-    """A method and its own settings as a folder name."""
-    return re.sub(r"[^A-Za-z0-9.=+-]+", "_", _label(method)).strip("_")
+def slug(label: str) -> str:
+    """A run's label as a folder name."""
+    return re.sub(r"[^\w.=+-]+", "_", label).strip("_")

@@ -53,6 +53,14 @@ def experiment(plain: Mapping[str, Any], where: str = "settings", text: str = ""
     return checked(Experiment, plain, where, text)
 
 
+def changed(found: Experiment, changes: Iterable[str], where: str) -> Experiment:
+    """The experiment with ``key=value`` changes applied."""
+    plain = found.plain()
+    for change in changes:
+        _change(plain, change)
+    return experiment(plain, where)
+
+
 def method(settings: Mapping[str, Any], local: Any, where: str = "settings", text: str = "") -> Any:
     """The method that [method] asks for, with the experiment's local training."""
     wanted = settings.get("name")

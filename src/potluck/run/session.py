@@ -211,6 +211,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
         "name": experiment.name,
         "method": str(experiment.method.get("name")),
         "label": label(setup.world.method),
+        "variant": experiment.variant,
         "seed": experiment.seed,
         "rounds": experiment.rounds,
         "engine": engine_name(experiment),
@@ -242,10 +243,10 @@ def manifest(setup: Setup) -> dict[str, Any]:
 def mark(setup: Setup) -> str:
     """The identity of a run: its settings, but for how long it runs and how the work is done."""
     plain = setup.experiment.plain()
-    for name in ("name", "rounds", "run", "compare", "score"):
+    for name in ("name", "variant", "rounds", "run", "compare", "score"):
         plain.pop(name)
     plain["method"] = [type(setup.world.method).__name__, settings(setup.world.method)]
-    plain["full"] = setup.world.zoo.full.plain()
+    plain["networks"] = [spec.plain() for spec in (setup.world.zoo.full, *(tier.spec for tier in setup.crew.tiers))]
     return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()
 
 

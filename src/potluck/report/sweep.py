@@ -1,0 +1,81 @@
+"""Methods under each variant of a comparison: what happens as one thing is varied."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from potluck.report.chart import Band, Mark, Path, palette, plot
+from potluck.report.figures import charts, figure, legend, section
+from potluck.report.markup import Markup, table, tag
+from potluck.report.picking import number
+from potluck.report.records import Run
+from potluck.report.scale import Axis
+from potluck.report.single import ACCURACY
+from potluck.report.summary import Row, mean_sd
+from potluck.report.units import plus_minus
+
+Cells = dict[str, dict[str, Row]]
+"""Mean and deviation by method, then by variant."""
+
+
+def sweep_section(runs: Sequence[Run]) -> Markup | None:
+    """A table of methods by variants and, where the variants are numbers, a chart; nothing without variants."""
+    variants = list(dict.fromkeys(run.variant for run in runs))
+    if len(variants) < 2:
+        return None
+    found = cells(runs)
+    rows = [
+        [method, *(_written(across[each]) if each in across else "" for each in variants)]
+        for method, across in found.items()
+    ]
+    note = "Final accuracy in %, mean ± standard deviation over seeds."
+    words = tag("p", note, class_="note")
+    return section("What varies", words, table(["", *variants], rows), _chart(found, scaled(variants)))
+
+
+def cells(runs: Sequence[Run]) -> Cells:
+    """The final accuracy of each method under each variant."""
+    values: dict[str, dict[str, list[float | None]]] = {}
+    for run in runs:
+        final = run.curve.final
+        method = run.label.removesuffix(f", {run.variant}")
+        values.setdefault(method, {}).setdefault(run.variant, []).append(final.accuracy if final else None)
+    return {method: {name: mean_sd(seen) for name, seen in across.items()} for method, across in values.items()}
+
+
+def scaled(variants: Sequence[str]) -> tuple[str, dict[str, float]] | None:
+    """What is varied and each variant's number, where the names differ in one number at their end alone.
+
+    >>> scaled(["ratio = 0.1", "ratio = 2"])
+    ('ratio', {'ratio = 0.1': 0.1, 'ratio = 2': 2.0})
+    """
+    found = {name: re.fullmatch(r"(.*?)[\s=]*(-?\d+(?:\.\d+)?(?:e-?\d+)?)", name) for name in variants}
+    titles = {match[1] if match else None for match in found.values()}
+    title = titles.pop()
+    if titles or not title:
+        return None
+    return title, {name: float(match[2]) for name, match in found.items() if match}
+
+
+def _written(cell: Row) -> str:
+    return plus_minus(number(cell["mean"]), number(cell["sd"])).removesuffix(" %")
+
+
+def _chart(found: Cells, scale: tuple[str, dict[str, float]] | None) -> Markup | None:
+    if scale is None:
+        return None
+    title, places = scale
+    painted = list(zip(palette(found), found.values(), strict=True))
+    marks: list[Mark] = []
+    for series, across in painted:
+        path, edges = [], []
+        for name, cell in sorted(across.items(), key=lambda item: places[item[0]]):
+            mean, sd = number(cell["mean"]), number(cell["sd"])
+            if mean is not None:
+                path.append((places[name], mean))
+                edges += [(places[name], mean - sd, mean + sd)] if sd is not None else []
+        marks += [Band(series, edges), Path(series, path)]
+    caption = f"Final accuracy against {title}"
+    drawn = figure(caption, plot(marks, Axis(title, tight=True), ACCURACY, caption))
+    return tag("div", legend([series for series, _ in painted]), charts(drawn), data_scope="")
