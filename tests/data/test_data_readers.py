@@ -11,7 +11,7 @@ import pytest
 import torch
 from real_data import real
 
-from potluck.core import SettingsError
+from potluck.core import InputError, SettingsError
 from potluck.data import Data, Scale, from_arrays, load, sources
 
 
@@ -133,7 +133,7 @@ def test_a_read_only_array_is_copied_without_complaint() -> None:
 
 
 def test_every_source_has_a_line_about_it_and_a_misspelt_one_is_guessed() -> None:
-    assert set(sources()) == {"digits", "cifar10", "idx", "npz"}
+    assert set(sources()) == {"digits", "cifar10", "cifar100", "idx", "npz", "text"}
     with pytest.raises(SettingsError, match=r"data\.name = 'cifar' is not known\. Did you mean 'cifar10'\?"):
         load(Data("cifar"))
 
@@ -154,6 +154,22 @@ def test_a_setting_out_of_range_is_named(setting: str, value: object) -> None:
 def test_test_and_validation_may_not_take_everything() -> None:
     with pytest.raises(ValueError, match="leave nothing to train on"):
         Data(test=0.5, validation=0.5)
+
+
+def test_cifar_100_is_read_with_its_fine_labels(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-100-binary"
+    folder.mkdir()
+    for name, fine in (("train.bin", (7, 3, 98)), ("test.bin", (4,))):
+        (folder / name).write_bytes(b"".join(bytes((19, label)) + bytes([label]) * 3072 for label in fine))
+    source = load(Data("cifar100", str(tmp_path)))
+    assert source.test is not None
+    assert source.train.column("y").tolist() == [7, 3, 98]
+    assert source.test.column("y").tolist() == [4]
+    assert (source.classes, source.shape) == (100, (3, 32, 32))
+    assert source.train.column("x")[1].unique().tolist() == [3]
+    (folder / "train.bin").write_bytes(bytes((0, 100)) + bytes(3072))
+    with pytest.raises(InputError, match=r"label 100 is out of range; CIFAR-100 has labels 0 to 99"):
+        load(Data("cifar100", str(folder)))
 
 
 def test_real_cifar_has_6000_images_of_each_class() -> None:

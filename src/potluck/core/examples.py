@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,18 +12,33 @@ Batch: TypeAlias = Mapping[str, Tensor]
 Prepare: TypeAlias = Callable[[dict[str, Tensor]], Batch]
 
 
+class Vary(Protocol):
+    """Random changes to batches, in training alone: drawn first, then applied, so that an engine can draw ahead."""
+
+    def draw(self, count: int, rng: torch.Generator) -> Tensor:
+        """The dice of so many rows, one row each."""
+
+    def __call__(self, batch: Batch, drawn: Tensor) -> Batch:
+        """A batch as stored, changed as the dice say."""
+
+
 class Examples:
     """Rows of a data set: shared columns, an own list of rows, gathered only when asked for.
 
     ``examples[rows]`` is a batch; ``examples.pick(rows)`` is again `Examples` and copies nothing but the row numbers.
     Columns are named; ``x`` is the input and ``y`` the label wherever a problem does not say otherwise. `prepare` turns
-    a gathered batch into what a network wants (bytes into scaled floats).
+    a gathered batch into what a network wants (bytes into scaled floats). `vary` changes batches at random, where they
+    are drawn for training.
     """
 
-    __slots__ = ("columns", "prepare", "rows")
+    __slots__ = ("columns", "prepare", "rows", "vary")
 
     def __init__(
-        self, columns: Mapping[str, Tensor], rows: Tensor | None = None, prepare: Prepare | None = None
+        self,
+        columns: Mapping[str, Tensor],
+        rows: Tensor | None = None,
+        prepare: Prepare | None = None,
+        vary: Vary | None = None,
     ) -> None:
         lengths = {name: len(column) for name, column in columns.items()}
         if len(set(lengths.values())) > 1:
@@ -31,6 +46,7 @@ class Examples:
         self.columns = dict(columns)
         self.rows = rows
         self.prepare = prepare
+        self.vary = vary
 
     def __len__(self) -> int:
         if self.rows is not None:
@@ -39,6 +55,10 @@ class Examples:
 
     def __getitem__(self, rows: Tensor | slice) -> Batch:
         """The batch of these rows, prepared."""
+        return self.batch(rows)
+
+    def batch(self, rows: Tensor | slice, drawn: Tensor | None = None) -> Batch:
+        """The batch of these rows, varied as the dice say, if there are any, and prepared."""
         if self.rows is not None:
             rows = self.rows[rows]
         elif isinstance(rows, Tensor):
@@ -47,11 +67,13 @@ class Examples:
             name: column[rows] if isinstance(rows, slice) else column.index_select(0, rows)
             for name, column in self.columns.items()
         }
+        if self.vary is not None and drawn is not None:
+            batch = dict(self.vary(batch, drawn))
         return self.prepare(batch) if self.prepare else batch
 
     def pick(self, rows: Tensor) -> Examples:
         """These rows of these rows, sharing the columns."""
-        return Examples(self.columns, self.rows[rows] if self.rows is not None else rows, self.prepare)
+        return Examples(self.columns, self.rows[rows] if self.rows is not None else rows, self.prepare, self.vary)
 
     def column(self, name: str) -> Tensor:
         """One column at these rows, as stored (not prepared)."""

@@ -42,9 +42,54 @@ class MessageError(ValueError):
 
 def pack(value: Any) -> bytes:
     """A value as bytes."""
-    body: dict[str, Tensor] = {}
-    head = json.dumps(_away(value, body), separators=(",", ":"), ensure_ascii=False).encode()
+    plain, body = apart(value)
+    head = json.dumps(plain, separators=(",", ":"), ensure_ascii=False).encode()
     return b"".join((MAGIC, struct.pack("<Q", len(head)), head, *_safetensors(body)))
+
+
+def apart(value: Any, once: bool = False) -> tuple[Any, dict[str, Tensor]]:
+    """A value as what JSON can say of it, and its tensors by name.
+
+    With `once`, a tensor that occurs twice is there once, and comes back as one tensor.
+    """
+    body = _Body(once)
+    return _away(value, body), body.tensors
+
+
+def joined(plain: Any, body: Mapping[str, Tensor]) -> Any:
+    """The value of these two; `MessageError` says what is wrong with others."""
+    try:
+        return _back(plain, body)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, OverflowError) as fault:
+        raise MessageError(f"a damaged message: {type(fault).__name__} {fault}") from None
+
+
+class _Body:
+    """The tensors of a value."""
+
+    def __init__(self, once: bool) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._once = once
+        self._notes: dict[int, tuple[Tensor, dict[str, Any]]] = {}
+
+    def store(self, tensor: Tensor) -> dict[str, Any]:
+        """Stores a tensor, and says where."""
+        if not self._once:
+            return self._stored(tensor)
+        if id(tensor) not in self._notes:
+            self._notes[id(tensor)] = (tensor, self._stored(tensor))
+        return self._notes[id(tensor)][1]
+
+    def _stored(self, tensor: Tensor) -> dict[str, Any]:
+        key = str(len(self.tensors))
+        flat = tensor.detach().cpu().contiguous()
+        if flat.dtype is torch.bool:
+            self.tensors[key] = torch.from_numpy(np.packbits(flat.numpy().reshape(-1)))
+            return {"$": "tensor", "at": key, "bits": list(flat.shape)}
+        if flat.dtype not in _DTYPES:
+            raise TypeError(f"a tensor of {flat.dtype} cannot cross the wire")
+        self.tensors[key] = flat
+        return {"$": "tensor", "at": key}
 
 
 def unpack(data: bytes, most: int = MOST_BYTES) -> Any:
@@ -63,18 +108,15 @@ def unpack(data: bytes, most: int = MOST_BYTES) -> Any:
         raise MessageError(f"a damaged message: {fault}") from None
     if len(body) > MOST_NAMES:
         raise MessageError(f"a message of {len(body)} names; at most {MOST_NAMES} are read")
-    try:
-        return _back(head, body)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, OverflowError) as fault:
-        raise MessageError(f"a damaged message: {type(fault).__name__} {fault}") from None
+    return joined(head, body)
 
 
-def _away(value: Any, body: dict[str, Tensor]) -> Any:
+def _away(value: Any, body: _Body) -> Any:
     """The JSON of a value, its tensors put into the body."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor):
-        return {"$": "tensor", **_store(value, body)}
+        return body.store(value)
     if isinstance(value, Spec):
         return {"$": "spec", **value.plain()}
     if isinstance(value, Model):
@@ -95,18 +137,6 @@ def _away(value: Any, body: dict[str, Tensor]) -> Any:
     raise TypeError(f"a {type(value).__name__} cannot cross the wire")
 
 
-def _store(tensor: Tensor, body: dict[str, Tensor]) -> dict[str, Any]:
-    key = str(len(body))
-    flat = tensor.detach().cpu().contiguous()
-    if flat.dtype is torch.bool:
-        body[key] = torch.from_numpy(np.packbits(flat.numpy().reshape(-1)))
-        return {"at": key, "bits": list(flat.shape)}
-    if flat.dtype not in _DTYPES:
-        raise TypeError(f"a tensor of {flat.dtype} cannot cross the wire")
-    body[key] = flat
-    return {"at": key}
-
-
 def _safetensors(body: dict[str, Tensor]) -> Iterator[bytes]:
     """The body in the safetensors layout. The library's writer refuses tensors that share storage; ours may."""
     head, end = {}, 0
@@ -121,7 +151,7 @@ def _safetensors(body: dict[str, Tensor]) -> Iterator[bytes]:
         yield tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def _back(value: Any, body: dict[str, Tensor]) -> Any:
+def _back(value: Any, body: Mapping[str, Tensor]) -> Any:
     if isinstance(value, list):
         return [_back(item, body) for item in value]
     if not isinstance(value, dict):
@@ -142,7 +172,7 @@ def _back(value: Any, body: dict[str, Tensor]) -> Any:
     return nouns[kind](**fields)
 
 
-def _load(node: dict[str, Any], body: dict[str, Tensor]) -> Tensor:
+def _load(node: dict[str, Any], body: Mapping[str, Tensor]) -> Tensor:
     tensor = body[node["at"]]
     if "bits" not in node:
         return tensor

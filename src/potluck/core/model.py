@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -15,6 +16,24 @@ from potluck.core.plain import EMPTY, Bag, Plain, frozen, thawed
 
 Arrays: TypeAlias = Mapping[str, Tensor]
 """A state dict at rest: detached tensors by name."""
+
+Layout: TypeAlias = "tuple[tuple[str, int, tuple[int, ...]], ...]"
+"""Names, where each begins in a buffer, and shapes."""
+
+
+class Flat(dict[str, Tensor]):
+    """Arrays most of which lie in one buffer, so that what is done to all of them alike is done once."""
+
+    def __init__(self, buffer: Tensor, layout: Layout, others: Arrays) -> None:
+        super().__init__(views(buffer, layout))
+        self.update(others)
+        self.buffer, self.layout, self.others = buffer, layout, others
+
+
+def views(buffer: Tensor, layout: Layout) -> dict[str, Tensor]:
+    """The tensors that lie in a buffer."""
+    return {name: buffer[start : start + math.prod(shape)].view(shape) for name, start, shape in layout}
+
 
 Depth: TypeAlias = "int | tuple[int, ...] | None"
 

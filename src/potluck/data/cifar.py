@@ -1,7 +1,8 @@
-"""CIFAR-10 in its official binary layout: one label byte, then 3072 bytes of channel planes, per image."""
+"""CIFAR-10 and CIFAR-100 in their official binary layouts: per image, label bytes and 3072 bytes of channel planes."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,51 +12,90 @@ from potluck.data.guard import fault, fill, found, plain
 from potluck.data.settings import Data
 from potluck.data.source import Array, Scale, Source, from_arrays
 
-FOLDER = "cifar-10-batches-bin"
-NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-USUAL = Scale(
-    tuple(255 * mean for mean in (0.4914, 0.4822, 0.4465)), tuple(255 * std for std in (0.2470, 0.2435, 0.2616))
-)
-_RECORD = 1 + 3 * 32 * 32
-_MOST = 10_000
+_PIXELS = 3 * 32 * 32
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one of the two sets lies on disk."""
+
+    title: str
+    folder: str
+    train: tuple[str, ...]
+    test: str
+    labels: int
+    """Label bytes in front of an image; the last one counts (CIFAR-100's first is a coarse class)."""
+    classes: int
+    most: int
+    """Images in a file."""
+    scale: Scale
+    names: tuple[str, ...] = ()
+
+
+def _scale(mean: tuple[float, ...], std: tuple[float, ...]) -> Scale:
+    return Scale(tuple(255 * value for value in mean), tuple(255 * value for value in std))
+
+
+TEN = Layout(
+    "CIFAR-10", "cifar-10-batches-bin", tuple(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin",
+    labels=1, classes=10, most=10_000, scale=_scale((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    names=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+)  # fmt: skip
+HUNDRED = Layout(
+    "CIFAR-100", "cifar-100-binary", ("train.bin",), "test.bin",
+    labels=2, classes=100, most=50_000, scale=_scale((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+)  # fmt: skip
 
 
 def read(data: Data) -> Source:
-    """The folder cifar-10-batches-bin, or the folder that holds it. Images stay bytes until a batch is gathered."""
+    """CIFAR-10: the folder cifar-10-batches-bin, or the folder that holds it."""
+    return _read(data, TEN)
+
+
+def read_hundred(data: Data) -> Source:
+    """CIFAR-100: the folder cifar-100-binary, or the folder that holds it."""
+    return _read(data, HUNDRED)
+
+
+def _read(data: Data, layout: Layout) -> Source:
+    """Images stay bytes until a batch is gathered."""
     folder = found(data.path, data.name)
-    if (folder / FOLDER).is_dir():
-        folder = folder / FOLDER
+    if (folder / layout.folder).is_dir():
+        folder = folder / layout.folder
     if not folder.is_dir():
-        raise InputError(f"{data.path}: a file; set data.path to the folder {FOLDER}")
-    paths = [plain(folder, f"data_batch_{number}.bin") for number in range(1, 6)]
-    paths.append(plain(folder, "test_batch.bin"))
-    counts = [_count(path) for path in paths]
-    for path, count in zip(paths, counts, strict=True):
+        raise InputError(f"{data.path}: a file; set data.path to the folder {layout.folder}")
+    *train, test = (plain(folder, name) for name in (*layout.train, layout.test))
+    alike = [*train, test] if len(train) > 1 else train
+    counts = [_count(path, layout) for path in alike]
+    for path, count in zip(alike, counts, strict=True):
         if count != counts[0]:
-            raise fault(path, f"holds {count:,} images where {paths[0].name} holds {counts[0]:,}; get it again")
-    x, y = _images(paths[:-1], counts[0])
-    test = _images(paths[-1:], counts[0])
-    scale = "standard" if data.scale == "standard" else USUAL
-    return from_arrays(x, y, None, *test, names=NAMES, scale=scale, name=str(folder))
+            raise fault(path, f"holds {count:,} images where {train[0].name} holds {counts[0]:,}; get it again")
+    x, y = _images(train, layout)
+    x_test, y_test = _images([test], layout)
+    scale = "standard" if data.scale == "standard" else layout.scale
+    source = from_arrays(x, y, None, x_test, y_test, names=layout.names, scale=scale, name=str(folder))
+    return replace(source, classes=layout.classes)
 
 
-def _count(path: Path) -> int:
-    size = path.stat().st_size
-    count, rest = divmod(size, _RECORD)
-    if rest or not 1 <= count <= _MOST:
-        raise fault(path, f"{size:,} bytes are not 1 to {_MOST:,} images of {_RECORD:,} bytes each; get it again")
+def _count(path: Path, layout: Layout) -> int:
+    size, record = path.stat().st_size, layout.labels + _PIXELS
+    count, rest = divmod(size, record)
+    if rest or not 1 <= count <= layout.most:
+        raise fault(path, f"{size:,} bytes are not 1 to {layout.most:,} images of {record:,} bytes each; get it again")
     return count
 
 
-def _images(paths: list[Path], count: int) -> tuple[Array, Array]:
-    """The images and labels of these files, so many in each."""
+def _images(paths: list[Path], layout: Layout) -> tuple[Array, Array]:
+    """The images and labels of these files, the same number in each."""
+    count = _count(paths[0], layout)
     x = np.empty((len(paths), count, 3, 32, 32), np.uint8)
     y = np.empty((len(paths), count), np.uint8)
     for number, path in enumerate(paths):
         with path.open("rb") as file:
-            records = fill(file, np.dtype(np.uint8), (count, _RECORD), path)
-        worst = int(records[:, 0].max())
-        if worst >= len(NAMES):
-            raise fault(path, f"label {worst} is out of range; CIFAR-10 has labels 0 to 9")
-        y[number], x[number] = records[:, 0], records[:, 1:].reshape(count, 3, 32, 32)
+            records = fill(file, np.dtype(np.uint8), (count, layout.labels + _PIXELS), path)
+        y[number] = records[:, layout.labels - 1]
+        worst = int(y[number].max())
+        if worst >= layout.classes:
+            raise fault(path, f"label {worst} is out of range; {layout.title} has labels 0 to {layout.classes - 1}")
+        x[number] = records[:, layout.labels :].reshape(count, 3, 32, 32)
     return x.reshape(-1, 3, 32, 32), y.reshape(-1)

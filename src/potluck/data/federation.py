@@ -9,6 +9,7 @@ import torch
 
 from potluck.core import Examples, SettingsError, dice
 from potluck.data import partition as deals
+from potluck.data.augment import CropFlip
 from potluck.data.pool import Pool, Rows, spread
 from potluck.data.settings import Data
 from potluck.data.source import Source
@@ -62,6 +63,7 @@ class Federation:
         )
         if source.test is not None and self._users is None:
             test = Pool(source.test, _kinds(source.test, source.classes)[0], count)
+        train.examples.vary = CropFlip() if data.augment == "crop_flip" else None
         self._train, self._validation, self._test = train, validation, test
         self.public = source.train.pick(torch.from_numpy(cuts["public"]))
         self.validation = validation.examples
@@ -150,6 +152,8 @@ def _check(source: Source, data: Data) -> None:
         raise SettingsError(f"data.partition = 'user' needs a user column, and {source.name} has none; choose another")
     if data.partition in ("labels", "dirichlet") and (source.classes == 0 or source.train.columns["y"].dim() > 1):
         raise SettingsError(f"data.partition = '{data.partition}' needs one class per row; choose 'iid' or 'user'")
+    if data.augment == "crop_flip" and len(source.shape) != 3:
+        raise SettingsError(f"data.augment = 'crop_flip' needs images; {source.name} has rows of {source.shape}")
     if data.partition == "labels" and data.labels > source.classes:
         raise SettingsError(f"data.labels = {data.labels}, but {source.name} has {source.classes} classes; lower it")
 

@@ -6,6 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+MOST_TOKENS = 99_000
+"""More different tokens than this are a mistake in the setting."""
+
 
 @dataclass(frozen=True)
 class Data:
@@ -20,6 +23,15 @@ class Data:
     scale: Literal["auto", "standard"] = "auto"
     """auto: bytes become floats in [0, 1] (CIFAR-10: its usual channel means and deviations), floats stay as they are.
     standard: each channel (first dimension of a sample) to mean 0 and deviation 1 over the source's training rows."""
+    tokens: Literal["words", "characters"] = "words"
+    """What a text is cut into: words in lower case and punctuation marks, or characters."""
+    vocabulary: int = 10_000
+    """At most so many different tokens of a text, the most frequent ones; padding, unknown and end of line come on
+    top."""
+    length: int = 20
+    """Tokens in each row of a text."""
+    augment: Literal["none", "crop_flip"] = "none"
+    """crop_flip: in training, images are moved by up to four pixels and half of them mirrored, anew at every step."""
     clients: int = 50
     """How many clients there are; for the partition "user" the most there may be."""
     partition: Literal["iid", "labels", "dirichlet", "user"] = "iid"
@@ -45,9 +57,19 @@ class Data:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(self.shape))
-        for name, low in (("clients", 1), ("labels", 1), ("public", 0), ("client_test", 0), ("client_validation", 0)):
+        for name, low in (
+            ("clients", 1),
+            ("labels", 1),
+            ("public", 0),
+            ("client_test", 0),
+            ("client_validation", 0),
+            ("vocabulary", 1),
+            ("length", 2),
+        ):
             if getattr(self, name) < low:
                 raise ValueError(f"data.{name} = {getattr(self, name)} is below {low}")
+        if self.vocabulary > MOST_TOKENS:
+            raise ValueError(f"data.vocabulary = {self.vocabulary} is above {MOST_TOKENS}")
         if self.samples is not None and self.samples < 1:
             raise ValueError(f"data.samples = {self.samples} is below 1; leave it out to divide the data up")
         if not (self.alpha > 0 and math.isfinite(self.alpha)):

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import numpy as np
 
 from potluck.core import InputError, ResourceError, SettingsError
-from potluck.data import cifar, idx, npz
+from potluck.data import cifar, idx, npz, text
 from potluck.data.settings import Data
 from potluck.data.source import Source, from_arrays
 
@@ -24,14 +24,23 @@ def _digits(data: Data) -> Source:
 
 
 _READERS: Mapping[str, Callable[[Data], Source]] = MappingProxyType(
-    {"digits": _digits, "cifar10": cifar.read, "idx": idx.read, "npz": npz.read}
+    {
+        "digits": _digits,
+        "cifar10": cifar.read,
+        "cifar100": cifar.read_hundred,
+        "idx": idx.read,
+        "npz": npz.read,
+        "text": text.read,
+    }
 )
 _ABOUT: Mapping[str, str] = MappingProxyType(
     {
         "digits": "scikit-learn's handwritten digits: 1,797 images of 8 x 8 in 10 classes; needs no files",
         "cifar10": "CIFAR-10: a folder cifar-10-batches-bin in the official binary layout",
+        "cifar100": "CIFAR-100, its fine classes: a folder cifar-100-binary in the official binary layout",
         "idx": "IDX files as of MNIST and Fashion-MNIST: a folder of train-images-idx3-ubyte(.gz) and so on",
         "npz": "a NumPy file with x, y and optionally user (or subject, speaker), classes, x_test, y_test",
+        "text": 'text by user, for the next word or character: a .jsonl file of {"user": ..., "lines": [...]}',
     }
 )
 

@@ -11,16 +11,19 @@ from torch.nn import functional
 
 from potluck.core import Batch, Loss
 
+IGNORED = -100
+"""A label that counts nowhere, where an example has many labels (what follows padding)."""
+
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """Mean cross-entropy of the network's scores."""
+    """Mean cross-entropy of the network's scores, over all labels that count."""
 
     inputs: str = "x"
     labels: str = "y"
 
     def __call__(self, net: nn.Module, batch: Batch) -> Tensor:
-        return functional.cross_entropy(net(batch[self.inputs]), batch[self.labels])
+        return cross_entropy(net(batch[self.inputs]), batch[self.labels])
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +39,21 @@ class MaskedCrossEntropy:
     labels: str = "y"
 
     def __call__(self, net: nn.Module, batch: Batch) -> Tensor:
-        return functional.cross_entropy(masked(net(batch[self.inputs]), self.owned), batch[self.labels])
+        return cross_entropy(masked(net(batch[self.inputs]), self.owned), batch[self.labels])
+
+
+def cross_entropy(scores: Tensor, labels: Tensor, teacher: Tensor | None = None) -> Tensor:
+    """Mean cross-entropy with the labels or, where a teacher's scores are given, with the teacher's answers.
+
+    Scores are [batch, classes] with labels [batch], or [batch, length, classes] with labels [batch, length]; among
+    the latter those that are `IGNORED` count neither way.
+    """
+    if labels.dim() == 1:
+        return functional.cross_entropy(scores, labels if teacher is None else teacher.softmax(1))
+    flat, counts = labels.flatten(), labels.flatten() != IGNORED
+    wanted = flat if teacher is None else teacher.flatten(0, -2).softmax(1)
+    each = functional.cross_entropy(scores.flatten(0, -2), wanted, reduction="none")
+    return (each * counts).sum() / counts.sum().clamp(min=1)
 
 
 def truths(labels: Sequence[int], classes: int) -> Tensor:

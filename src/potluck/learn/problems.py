@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +11,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from potluck.core import Examples, Loss
-from potluck.learn.losses import CrossEntropy, masked, truths
+from potluck.core import Batch, Examples, Loss
+from potluck.learn.losses import IGNORED, CrossEntropy, masked, truths
 
 BATCH = 256
-"""Rows scored at once."""
+"""Rows scored at once ..."""
+
+ROOM = 1 << 24
+"""... and scores held at once, where each token of a row has one for every token of the vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -62,3 +66,49 @@ class Classify:
             "count": count,
             "per_class": [a / b if b else None for a, b in zip(right, seen, strict=True)],
         }
+
+
+@dataclass(frozen=True)
+class NextToken:
+    """The token that follows each of a row's tokens. Unknown tokens and ends of lines count, padding does not."""
+
+    classes: int
+    """Tokens of the vocabulary."""
+
+    @property
+    def loss(self) -> Loss:
+        return CrossEntropy()
+
+    def tally(self, net: nn.Module, examples: Examples, owned: Sequence[int] | None = None) -> dict[str, Any]:
+        """Hits, tokens and loss: counts that add up. Scores of tokens that are not `owned`, if given, are zero."""
+        right, seen, total = 0, 0, 0.0
+        net.eval()
+        with torch.inference_mode():
+            for batch in self._batches(examples):
+                scores, labels = net(batch["x"]).flatten(0, -2), batch["y"].flatten()
+                if owned is not None:
+                    scores = masked(scores, truths(owned, self.classes))
+                total += float(functional.cross_entropy(scores, labels, ignore_index=IGNORED, reduction="sum"))
+                right += int((scores.argmax(1) == labels).sum())
+                seen += int((labels != IGNORED).sum())
+        return {"right": right, "seen": seen, "loss": total}
+
+    def scores(self, tallies: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        """Accuracy, mean loss and perplexity over all tokens (none where it is beyond numbers)."""
+        right, seen, total = 0, 0, 0.0
+        for tally in tallies:
+            right, seen, total = right + tally["right"], seen + tally["seen"], total + tally["loss"]
+        loss = total / seen if seen else None
+        return {
+            "accuracy": right / seen if seen else None,
+            "loss": loss,
+            "perplexity": math.exp(loss) if loss is not None and loss < 700 else None,
+            "count": seen,
+        }
+
+    def _batches(self, examples: Examples) -> Iterator[Batch]:
+        """The examples in order, so few at once that their scores fit."""
+        length = examples.columns["y"][:1].numel() or 1
+        rows = max(1, min(BATCH, ROOM // (length * self.classes)))
+        for at in range(0, len(examples), rows):
+            yield examples[slice(at, at + rows)]

@@ -16,7 +16,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional
 
 from potluck.core import (
     Batch,
@@ -33,7 +32,7 @@ from potluck.core import (
     Zoo,
     on_client,
 )
-from potluck.learn import Turns
+from potluck.learn import Turns, cross_entropy
 from potluck.methods.averaging import Averaged, Averaging
 from potluck.methods.width import prefix
 from potluck.parts import WHOLE, OverlapMean, Part, Place
@@ -120,7 +119,7 @@ class FjORD(Averaging):
         model, zoo = task.models["model"], device.zoo
         arrays = dict(prefix(spec, model.spec, zoo).take(model.arrays or {}))
         arrays |= {name: task.arrays[kept(name, spec, zoo)] for name in zoo.buffers(spec)}
-        return device.build(Model(spec, arrays))
+        return device.build(Model(spec, arrays)).train()  # whoever scored with it last left it in evaluation
 
     def expects(self, task: Task, zoo: Zoo) -> Expected:
         if task.verb != "train":
@@ -148,12 +147,12 @@ class AtWidth:
 
     def __call__(self, net: nn.Module, batch: Batch) -> Tensor:
         if self.narrow is None and not self.distill:
-            return functional.cross_entropy(net(batch["x"]), batch["y"])
+            return cross_entropy(net(batch["x"]), batch["y"])
         wide = net(batch["x"]) if self.distill else None
         small = wide if self.narrow is None and wide is not None else self.lent(net, batch["x"])
         if wide is None:
-            return functional.cross_entropy(small, batch["y"])
-        return functional.cross_entropy(wide, batch["y"]) + functional.cross_entropy(small, wide.detach().softmax(1))
+            return cross_entropy(small, batch["y"])
+        return cross_entropy(wide, batch["y"]) + cross_entropy(small, batch["y"], teacher=wide.detach())
 
     def lent(self, net: nn.Module, x: Tensor) -> Tensor:
         """The narrow network's scores, computed with the wide one's weights."""

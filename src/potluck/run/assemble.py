@@ -122,7 +122,7 @@ def assemble(experiment: Experiment, source: Source | None = None, method: Any =
     crew = Crew(tiers, federation.clients, experiment.fleet, experiment.seed)
     method.check(zoo)
     shelf, problem = Shelf(federation, crew), _problem(source, zoo)
-    world = World(method, zoo, shelf, problem, experiment.seed, hardware(experiment))
+    world = World(method, zoo, shelf, problem, experiment.seed, hardware(experiment), experiment.run.stack)
     return Setup(experiment, world, crew, source.classes)
 
 
