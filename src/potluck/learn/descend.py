@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
@@ -61,6 +61,20 @@ class _Adam:
         torch._foreach_div_(roots, (1 - second**self.count) ** 0.5)
         torch._foreach_add_(roots, self.eps)
         torch._foreach_addcdiv_(weights, self.means, roots, -self.lr / (1 - first**self.count))
+
+
+class Apart:
+    """Two fresh optimisers: `some` for weights that also take steps of their own, the other for the rest."""
+
+    def __init__(self, local: Local, lr: float, some: Sequence[bool]) -> None:
+        self.chosen = list(some)
+        self.some, self.rest = stepper(local, lr), stepper(local, lr)
+
+    def __call__(self, weights: list[Tensor], grads: list[Tensor]) -> None:
+        for step, wanted in ((self.some, True), (self.rest, False)):
+            at = [index for index, chosen in enumerate(self.chosen) if chosen is wanted]
+            if at:
+                step([weights[index] for index in at], [grads[index] for index in at])
 
 
 def clipped(grads: list[Tensor], most: float) -> list[Tensor]:

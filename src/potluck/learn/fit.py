@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from potluck.core import Edit, Examples, Fit, Grads, Local, Loss
-from potluck.learn.descend import clipped, stepper
+from potluck.core import Batch, Edit, Examples, Fit, Local, Loss
+from potluck.learn.descend import Apart, clipped, stepper
+from potluck.learn.joint import Joint, Meeting
 from potluck.learn.losses import Turns
 
 
@@ -45,39 +46,86 @@ def fit(
 ) -> Fit:
     """Trains in place. `weights` are the net's trainable weights, where the caller has them at hand."""
     weights = weights_of(net) if weights is None else weights
-    names, live = list(weights), list(weights.values())
     batches = rows(len(examples), local, rng)
-    step = stepper(local, lr)
+    dice = [examples.vary.draw(len(batch), rng) if examples.vary else None for batch in batches]
+    way = Descent(net, weights, local, lr, edits, want_gradient)
     losses: list[Tensor] = []
-    sums = [torch.zeros_like(weight) for weight in live] if want_gradient else []
     if not net.training:
         net.train()
-    for number, batch in enumerate(batches):
+    for number, (batch, drawn) in enumerate(zip(batches, dice, strict=True)):
         current = loss.turn(number) if isinstance(loss, Turns) else loss
-        value = current(net, examples[batch])
-        grads = list(torch.autograd.grad(value, live, materialize_grads=True))
-        losses.append(value.detach())
-        with torch.no_grad():
-            if want_gradient:
-                torch._foreach_add_(sums, grads)
-            if edits:
-                grads = _edited(edits, dict(zip(names, grads, strict=True)), weights, names)
-            if local.clip is not None:
-                grads = clipped(grads, local.clip)
-            step(live, grads)
+        losses.append(way.step(current, examples.batch(batch, drawn)))
     return Fit(
         steps=len(batches),
         samples=sum(map(len, batches)),
         lr=lr,
         loss=float(torch.stack(losses).mean()) if losses else float("nan"),
         last=batches[-1] if batches else torch.zeros(0, dtype=torch.long),
-        gradient={name: total / max(len(batches), 1) for name, total in zip(names, sums, strict=True)}
-        if sums
+        gradient={name: total / max(len(batches), 1) for name, total in zip(weights, way.sums, strict=True)}
+        if way.sums
         else None,
     )
 
 
-def _edited(edits: Sequence[Edit], grads: Grads, weights: Mapping[str, Tensor], names: list[str]) -> list[Tensor]:
-    for edit in edits:
-        grads = edit(grads, weights)
-    return [grads[name] for name in names]
+class Descent:
+    """One client's way down: what every step does to its weights, in place, without asking a tensor for its number."""
+
+    def __init__(
+        self,
+        net: nn.Module,
+        weights: Mapping[str, Tensor],
+        local: Local,
+        lr: float,
+        edits: Sequence[Edit] = (),
+        want_gradient: bool = False,
+    ) -> None:
+        self.net, self.weights, self.local, self.lr, self.edits = net, weights, local, lr, edits
+        self.names, self.live = list(weights), list(weights.values())
+        # Of gradients before edits (a joint loss's main ones); empty unless they are wanted.
+        self.sums = [torch.zeros_like(weight) for weight in self.live] if want_gradient else []
+        self.move = stepper(local, lr)
+        self.apart: Apart | None = None
+
+    def step(self, loss: Loss, batch: Batch) -> Tensor:
+        """One step down this loss; its value before the step."""
+        if isinstance(loss, Joint):
+            return self._joint(loss, batch)
+        value, grads = self._gradient(loss, batch, self.live)
+        self._descend(grads, self.edits)
+        return value
+
+    def _joint(self, loss: Joint, batch: Batch) -> Tensor:
+        reached = loss.reached(self.names)
+        inside = [self.weights[name] for name in reached]
+        value, grads = self._gradient(loss.main, batch, self.live)
+        if loss.blend is not None:
+            _, aside = self._gradient(loss.aside, batch, inside)
+            met = Meeting(dict(zip(reached, aside, strict=True)), loss.blend)
+            self._descend(grads, (*self.edits, met))
+            return value
+        if self.apart is None:
+            self.apart = Apart(self.local, self.lr, [name in reached for name in self.names])
+            self.move = self.apart
+        self._descend(grads, self.edits)
+        _, aside = self._gradient(loss.aside, batch, inside)
+        with torch.no_grad():
+            self.apart.some(inside, self._clipped(aside))
+        return value
+
+    def _gradient(self, loss: Loss, batch: Batch, of: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        value = loss(self.net, batch)
+        return value.detach(), list(torch.autograd.grad(value, of, materialize_grads=True))
+
+    def _descend(self, grads: list[Tensor], edits: Sequence[Edit]) -> None:
+        with torch.no_grad():
+            if self.sums:
+                torch._foreach_add_(self.sums, grads)
+            if edits:
+                edited: Mapping[str, Tensor] = dict(zip(self.names, grads, strict=True))
+                for edit in edits:
+                    edited = edit(edited, self.weights)
+                grads = [edited[name] for name in self.names]
+            self.move(self.live, self._clipped(grads))
+
+    def _clipped(self, grads: list[Tensor]) -> list[Tensor]:
+        return grads if self.local.clip is None else clipped(grads, self.local.clip)

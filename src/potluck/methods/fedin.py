@@ -1,0 +1,146 @@
+"""FedIN: clients lend each other what enters and what leaves the middle of their networks.
+
+Chan et al., "FedIN: Federated Intermediate Layers Learning for Model Heterogeneity", 2023,
+https://arxiv.org/abs/2304.00759. A network is an extractor (the stem), an intermediate part (the body, as deep as the
+tier is strong) and a classifier (the head). After training, a client uploads its model and, for one batch, the features
+at both ends of its body; the server keeps each client's newest. Whoever trains next gets a batch of them and teaches
+its body to map the ones to the others, beside FedProx on its own data.
+
+The paper has no public code. Where it is silent: features are taken with the trained weights, from the rows of the last
+local batch; all clients of a round get the same lent batch and use it in every step; lent features are normalised by
+their own batch and leave no trace in running statistics. Until somebody has lent something, this is FedProx. Lent
+features can tell more of a client's data than its weights do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import nn
+
+from potluck.core import (
+    EMPTY,
+    Client,
+    Device,
+    Expected,
+    Fit,
+    Loss,
+    Model,
+    Reply,
+    Round,
+    SettingsError,
+    Task,
+    Zoo,
+)
+from potluck.learn import Bank, Blend, Joint, Lent, Project, Sum, deposited, drawn, features, one_batch, seams
+from potluck.methods.averaging import Averaged
+from potluck.methods.fedprox import FedProx
+from potluck.parts import OverlapMean
+
+
+@dataclass(frozen=True)
+class Lending(Averaged):
+    """What the server keeps: the averaged models, and the features ``in`` and ``out`` that clients lent."""
+
+    bank: Bank = EMPTY
+
+
+@dataclass(frozen=True)
+class FedIN(FedProx):
+    """FedProx whose networks also learn from features that others lent."""
+
+    share: Literal["whole", "layerwise", "per_arch"] = "layerwise"
+    lend: int | None = None
+    """Samples whose features a client uploads; None: a local batch of them; 0: none, which leaves FedProx."""
+    draw: int | None = None
+    """Lent samples that a client learns from in a round; None: a local batch of them."""
+    fifo: int | None = None
+    """Keep the last so many samples, whoever lent them; None: each client's newest."""
+    exclude_self: bool = False
+    """Give a client only what others lent, each its own draw; else all of a round get the same."""
+    combine: Literal["sum", "project", "project_all", "steps"] = "sum"
+    """How two gradients meet in the body: added (Eq. 14); the lent one projected where it points against the client's
+    own (Eq. 13), for each tensor or for all as one; not at all, each takes a step of its own ("without Opt")."""
+    keep: float = 0.5  # lambda / 2 in the paper
+    """The share of the client's own gradient in Eq. 14."""
+    outside: float = 0.5
+    """Its share in stem and head, once something is lent: 0.5 is Eq. 14 to the letter. Adam hardly minds."""
+    gather: bool = False
+    """Let batch norms gather running statistics of lent features too."""
+
+    def __post_init__(self) -> None:
+        for name in ("lend", "draw", "fifo"):
+            if (value := getattr(self, name)) is not None and value < 0:
+                raise ValueError(f"method.{name} = {value} is below 0")
+
+    def init(self, zoo: Zoo, rng: torch.Generator) -> Lending:
+        return Lending(super().init(zoo, rng).model)
+
+    def round(self, state: Lending, now: Round) -> Lending:
+        whole = state.model.arrays or {}
+        held = {client.id: self.hand_out(client, now) for client in self.pick(now)}
+        mean = OverlapMean(whole)
+        tasks = (
+            Task("train", id, models={"model": Model(spec, part.take(whole))}, arrays=self.lent_to(id, state.bank, now))
+            for id, (spec, part) in held.items()
+        )
+        replies = now.fold(tasks, mean, {id: part for id, (_, part) in held.items()}, partial(self.weigh, zoo=now.zoo))
+        arrays, slots = self.server(whole, mean, state.slots, self.buffers(now.zoo))
+        lent = {reply.task.to: reply.arrays for reply in replies if reply.arrays}
+        bank = deposited(state.bank, now.index, lent, self.fifo)
+        return replace(state, model=Model(state.model.spec, arrays), slots=slots, bank=bank)
+
+    def lent_to(self, client: str, bank: Bank, now: Round) -> Mapping[str, torch.Tensor]:
+        """What a client gets of the bank; nothing while there is nothing."""
+        count = self.local.batch if self.draw is None else self.draw
+        if self.exclude_self:
+            return drawn(bank, count, now.rng("lent", client), without=client)
+        return drawn(bank, count, now.rng("lent"))
+
+    @property
+    def count_lent(self) -> int:
+        """How many samples' features a client uploads."""
+        return self.local.batch if self.lend is None else self.lend
+
+    def loss(self, task: Task, device: Device) -> Loss:
+        own = super().loss(task, device)
+        if not task.arrays:
+            return own
+        return Joint(own, Lent(task.arrays["in"], task.arrays["out"], self.gather), "body.", self.blend())
+
+    def blend(self) -> Blend | None:
+        """How the two gradients meet; None: not at all."""
+        if self.combine == "sum":
+            return Sum(self.keep, self.outside)
+        return None if self.combine == "steps" else Project(self.combine == "project_all", self.outside)
+
+    def report(self, task: Task, device: Device, net: nn.Module, fit: Fit) -> Reply:
+        reply = super().report(task, device, net, fit)
+        if not self.count_lent:
+            return reply
+        rows = one_batch(fit.last, len(device.data), self.count_lent, device.rng)
+        entering, leaving = features(net, device.data[rows]["x"])
+        return replace(reply, arrays={"in": entering.cpu(), "out": leaving.cpu()})
+
+    def expects(self, task: Task, zoo: Zoo) -> Expected:
+        found = super().expects(task, zoo)
+        if task.verb != "train" or not self.count_lent:
+            return found
+        ends = seams(task.models["model"].spec, zoo) or {}
+        return replace(found, arrays={end: ((self.count_lent, *shape), torch.float32) for end, shape in ends.items()})
+
+    def check(self, zoo: Zoo) -> None:
+        if not self.count_lent:
+            return
+        first, *others = ((tier.name, seams(self.fitting(Client("", tier), zoo)[0], zoo)) for tier in zoo.tiers)
+        for name, ends in (first, *others):
+            if ends is None or ends != first[1]:
+                raise SettingsError(
+                    "FedIN lends what enters and leaves the body of a network between tiers, so all must have a stem, "
+                    f"a body and a head, and features of the same shapes; tier '{name}' has {ends}, tier '{first[0]}' "
+                    f"{first[1]}. Let tiers of one family differ in depth alone."
+                )

@@ -1,0 +1,285 @@
+"""FedIN: the conformance numbers of METHODS.md that need a round, and what the paper leaves open."""
+
+import json
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from made_round import Play, data, zoo
+
+from potluck.core import Local, Model, Round, SettingsError, Task, digest, stream
+from potluck.learn import Joint, Project, Pull, Sum
+from potluck.methods import FedIN, FedProx
+from potluck.models import Menagerie, make_spec, tier_spec
+from potluck.run import experiment, resume, run
+
+LOCAL = Local(lr=0.1, epochs=2, batch=8)
+
+
+def learning(count=12, seed=0):
+    """Rows that teach something: the label says which of the two inputs is larger."""
+    x = torch.randn(count, 2, generator=stream(seed, "rows"))
+    rows = data(count)
+    rows.columns.update(x=x, y=(x[:, 0] > x[:, 1]).long())
+    return rows
+
+
+def people(*tiers, count=12):
+    return {f"c{n}": (tier, learning(count + 3 * n, n)) for n, tier in enumerate(tiers)}
+
+
+def play(method, norm="none"):
+    return Play(method, zoo(1, 2, norm=norm), people("d1", "d2", "d2"))
+
+
+def rounds(made, count, state=None):
+    state = made.init() if state is None else state
+    for index in range(count):
+        state = made.round(state, index)
+    return state
+
+
+@pytest.mark.parametrize("norm", ["none", "running"])
+@pytest.mark.parametrize("share", ["whole", "layerwise", "per_arch"])
+@pytest.mark.parametrize("combine", ["sum", "project", "steps"])
+def test_fi6_with_an_empty_bank_a_round_is_fedproxs_bit_for_bit(share, combine, norm):
+    """METHODS FI-6; from the second round on it is something else."""
+    ours = play(FedIN(LOCAL, share=share, mu=0.3, combine=combine, outside=0.25), norm)
+    theirs = play(FedProx(LOCAL, share=share, mu=0.3), norm)
+    one, other = rounds(ours, 1), rounds(theirs, 1)
+    assert digest(one.model.arrays) == digest(other.model.arrays)
+    assert digest(ours.round(one, 1).model.arrays) != digest(theirs.round(other, 1).model.arrays)
+
+
+def test_without_lending_it_is_fedprox_for_ever():
+    ours, theirs = play(FedIN(LOCAL, lend=0)), play(FedProx(LOCAL, share="layerwise"))
+    one, other = rounds(ours, 3), rounds(theirs, 3)
+    assert digest(one.model.arrays) == digest(other.model.arrays)
+    assert one.bank == {}
+
+
+def test_fi3_the_pull_is_fedproxs_with_mu_a_tenth():
+    """METHODS FI-3: w - received = [1, 2]: penalty .25, gradient [.1, .2]."""
+    made = play(FedIN(LOCAL))
+    state = made.init()
+    (pull,) = made.method.edits(Task("train", "c0", models={"model": state.model}), None)
+    assert isinstance(pull, Pull)
+    moved = {"head.bias": state.model.arrays["head.bias"] + torch.tensor([1.0, 2.0])}
+    found = pull({"head.bias": torch.zeros(2)}, moved)["head.bias"]
+    assert found.tolist() == pytest.approx([0.1, 0.2], abs=1e-6)
+    assert FedIN().mu / 2 * 5 == 0.25
+
+
+@dataclass(frozen=True)
+class Saying(FedIN):
+    """Clients whose every weight ends at a value of their own."""
+
+    def report(self, task, device, net, fit):
+        with torch.no_grad():
+            for weight in net.parameters():
+                weight.fill_({"A": 2.0, "B": 6.0, "C": 9.0}[task.to])
+        return super().report(task, device, net, fit)
+
+
+def test_fi5_layers_are_averaged_over_their_owners_by_samples():
+    """METHODS FI-5: a tensor of A (n = 10, value 2) and B (n = 30, value 6), not of C, is 5."""
+    made = Play(Saying(), zoo(1, 2), {"A": ("d2", data(10)), "B": ("d2", data(30)), "C": ("d1", data(50))})
+    new = made.round(made.init())
+    assert new.model.arrays["body.1.linear.weight"].item() == 5
+    assert "body.1.linear.weight" not in made.served(new, "C").arrays
+    assert new.model.arrays["body.0.linear.weight"].item() == pytest.approx((20 + 180 + 450) / 90)
+
+
+# The bank
+
+
+def test_the_server_keeps_the_newest_batch_of_each_client():
+    made = play(FedIN(LOCAL))
+    state = made.round(made.init())
+    assert list(state.bank) == ["0 c0", "0 c1", "0 c2"]
+    assert {end: tuple(tensor.shape) for end, tensor in state.bank["0 c0"].items()} == {"in": (8, 1), "out": (8, 1)}
+    later = made.round(state, 1, only={"c1"})
+    assert list(later.bank) == ["0 c0", "0 c2", "1 c1"]
+    assert list(state.bank) == ["0 c0", "0 c1", "0 c2"]
+
+
+def test_what_is_lent_are_the_features_of_the_trained_network():
+    made = play(FedIN(LOCAL))
+    state = made.round(made.init(), only={"c2"})
+    net = made.zoo.build(made.served(state, "c2"))
+    lent, rows = state.bank["0 c2"], made.clients["c2"][1].column("x")
+    with torch.no_grad():
+        entering = net.stem(rows)
+        assert torch.allclose(net.body(lent["in"]), lent["out"])
+    assert all(bool(torch.isclose(entering, one, atol=1e-6).all(1).any()) for one in lent["in"])
+
+
+def test_a_fifo_bank_keeps_the_last_samples():
+    made = play(FedIN(LOCAL, fifo=20))
+    assert list(rounds(made, 2).bank) == ["1 c1", "1 c2"]
+
+
+def test_all_clients_of_a_round_get_the_same_lent_samples_unless_their_own_are_left_out():
+    made = play(FedIN(LOCAL, draw=5))
+    state = made.round(made.init())
+    seen = lent_in(made, state)
+    assert len({digest(arrays) for arrays in seen.values()}) == 1
+    assert all(arrays["in"].shape == (5, 1) for arrays in seen.values())
+    seen = lent_in(play(FedIN(LOCAL, exclude_self=True, draw=99)), state)
+    for client, arrays in seen.items():
+        own = state.bank[f"0 {client}"]["in"]
+        assert len(arrays["in"]) == 16
+        assert not any(bool((arrays["in"] == one).all(1).any()) for one in own if float(one) != 0.0)
+
+
+class Stop(Exception):
+    """Enough was seen."""
+
+
+def lent_in(made, state):
+    """What each client is sent beside its model."""
+    found = {}
+
+    def fold(tasks, mean, held, weigh):
+        found.update({task.to: task.arrays for task in tasks})
+        raise Stop
+
+    with pytest.raises(Stop):
+        made.method.round(state, Round(1, made.everyone, 3, made.zoo, 0, None, fold, None))
+    return found
+
+
+def test_a_client_alone_with_its_own_features_trains_without_them():
+    made = play(FedIN(LOCAL, exclude_self=True))
+    theirs = play(FedProx(LOCAL, share="layerwise"))
+    one, other = made.init(), theirs.init()
+    for index in range(3):
+        one, other = made.round(one, index, only={"c1"}), theirs.round(other, index, only={"c1"})
+    assert digest(one.model.arrays) == digest(other.model.arrays)
+
+
+def test_the_bank_survives_a_stop(tmp_path):
+    plain = {
+        "rounds": 2, "cohort": 2, "data": {"clients": 6}, "model": {"name": "mlp", "hidden": 4},
+        "method": {"name": "fedin"}, "local": {"epochs": 1, "batch": 8}, "score": {"every": 4, "clients": 0},
+        "run": {"engine": "serial"},
+    }  # fmt: skip
+    run(experiment(plain), tmp_path / "stopped")
+    stopped = resume(tmp_path / "stopped", rounds=4)
+    whole = run(experiment({**plain, "rounds": 4}), tmp_path / "whole")
+    without = run(experiment({**plain, "rounds": 4, "method": {"name": "fedin", "lend": 0}}), tmp_path / "without")
+    assert stopped.weights_sha256 == whole.weights_sha256 != without.weights_sha256
+
+
+# What is trained
+
+
+@pytest.mark.parametrize("norm", ["none", "running"])
+@pytest.mark.parametrize("combine", ["sum", "project", "project_all", "steps"])
+def test_lent_features_bring_a_body_nearer_to_those_that_lent_them(combine, norm):
+    """With nothing of its own to learn, a client learns what was lent."""
+    made = play(FedIN(Local(lr=0.1, steps=30, batch=8), mu=0.0, combine=combine, keep=0.0, share="per_arch"), norm)
+    state = made.round(made.init())
+    lent = {end: torch.cat([pair[end] for pair in state.bank.values()]) for end in ("in", "out")}
+
+    def distance(state):
+        net = made.zoo.build(made.served(state, "c0")).train()
+        with torch.no_grad():
+            return float((net.body(lent["in"]) - lent["out"]).square().mean())
+
+    assert distance(made.round(state, 1, only={"c0"})) < distance(state)
+
+
+def test_the_settings_choose_how_gradients_meet():
+    assert FedIN().blend() == Sum(0.5, 0.5)
+    assert FedIN(keep=0.1, outside=1.0).blend() == Sum(0.1, 1.0)
+    assert FedIN(combine="project").blend() == Project(False, 0.5)
+    assert FedIN(combine="project_all", outside=1.0).blend() == Project(True, 1.0)
+    assert FedIN(combine="steps").blend() is None
+
+
+def test_without_anything_lent_the_loss_is_the_problems_own():
+    class Desk:
+        problem = type("Problem", (), {"loss": "its own"})()
+
+    assert FedIN().loss(Task("train", "c0"), Desk()) == "its own"
+    lent = {"in": torch.zeros(1), "out": torch.zeros(1)}
+    found = FedIN(gather=True).loss(Task("train", "c0", arrays=lent), Desk())
+    assert isinstance(found, Joint)
+    assert (found.main, found.reach, found.aside.gather) == ("its own", "body.", True)
+
+
+@pytest.mark.parametrize(("gather", "seen"), [(False, 4), (True, 8)])
+def test_lent_features_count_in_running_statistics_only_if_asked(gather, seen):
+    made = play(FedIN(Local(steps=4, batch=8), gather=gather), "running")
+    state = made.round(made.init())
+    before = int(state.model.arrays["body.0.norm.num_batches_tracked"])
+    after = made.round(state, 1)
+    assert int(after.model.arrays["body.0.norm.num_batches_tracked"]) - before == seen
+    assert int(after.model.arrays["stem.norm.num_batches_tracked"]) == 8
+
+
+# What it asks of networks and of the gate
+
+
+RESNET26 = make_spec("resnet26", input=(3, 32, 32), classes=10, stem="stride4")
+DEPTHS = ((1, 1, 1, 1), (1, 1, 2, 2), (2, 2, 2, 2), (2, 2, 3, 3), (3, 3, 3, 3))
+RESNETS = [tier_spec(RESNET26, None, depth) for depth in DEPTHS]
+"""ResNet-10, 14, 18, 22 and 26."""
+
+
+def test_an_upload_is_the_model_and_one_batch_of_features():
+    """TABLES D.4: 12.35 M values against 12.28 M, on ResNet-10/14/18/22/26 at batch 16; .29 MB of features."""
+    made, method = Menagerie(RESNET26), FedIN(Local(batch=16))
+    trained, lent = [], []
+    for spec in RESNETS:
+        expected = method.expects(Task("train", "c", models={"model": Model(spec)}), made)
+        sizes = {name: math.prod(shape) for name, (shape, _) in expected.models["model"].items()}
+        trained.append(sum(size for name, size in sizes.items() if name not in made.buffers(spec)))
+        lent.append(sum(math.prod(shape) for shape, _ in expected.arrays.values()))
+    assert lent == [16 * (64 * 8 * 8 + 512)] * 5
+    assert round(sum(trained) / 5e6, 2) == 12.28
+    assert round((sum(trained) + sum(lent)) / 5e6, 2) == 12.35
+    assert round(4 * lent[0] / 1e6, 2) == 0.29
+
+
+def test_blocks_are_owned_as_the_paper_has_it():
+    """METHODS 13.6: s.0 by all five; 3.1, 4.1 by four; 1.1, 2.1 by three; 3.2, 4.2 by two; the rest by one."""
+    names = [Menagerie(RESNET26).shapes(spec) for spec in RESNETS]
+    owners = {
+        block: sum(f"body.{block}.first.conv.weight" in tensors for tensors in names)
+        for block in ("0.0", "3.0", "2.1", "3.1", "0.1", "1.1", "2.2", "3.2", "0.2", "1.2")
+    }
+    assert list(owners.values()) == [5, 5, 4, 4, 3, 3, 2, 2, 1, 1]
+
+
+def test_the_ledger_shows_the_features_that_were_uploaded_and_lent(tmp_path):
+    plain = {
+        "rounds": 2, "cohort": 3, "data": {"clients": 3}, "model": {"name": "mlp", "hidden": 4, "depth": 2},
+        "method": {"name": "fedin", "lend": 5, "draw": 7}, "local": {"epochs": 1}, "run": {"engine": "wire"},
+        "score": {"every": 2, "clients": 0},
+    }  # fmt: skip
+    result = run(experiment(plain), tmp_path / "run")
+    numbers = (64 * 4 + 4) + 2 * (4 * 4 + 4) + (4 * 10 + 10)
+    ledger = [json.loads(line) for line in (result.folder / "ledger.jsonl").read_text().splitlines()]
+    tasks = [line for line in ledger if line["event"] == "task"]
+    assert {line["measured"]["bytes_up"] for line in tasks} == {4 * (numbers + 5 * 8)}
+    assert {line["measured"]["bytes_down"] for line in tasks if line["round"] == 1} == {4 * numbers}
+    assert {line["measured"]["bytes_down"] for line in tasks if line["round"] == 2} == {4 * (numbers + 7 * 8)}
+
+
+def test_tiers_whose_features_differ_in_shape_are_refused_before_round_0():
+    wide = zoo(1)
+    other = replace(wide.tiers[0], name="wide", spec=replace(wide.full, sizes={"hidden0": 3, "hidden1": 3}))
+    both = replace(wide, tiers=(*wide.tiers, other))
+    with pytest.raises(SettingsError, match=r"tier 'wide' has {'in': \(3,\), 'out': \(3,\)}, tier 'd1' .* depth alone"):
+        FedIN().check(both)
+    FedIN(lend=0).check(both)
+    FedIN(share="whole").check(both)
+
+
+@pytest.mark.parametrize("name", ["lend", "draw", "fifo"])
+def test_negative_numbers_of_samples_are_refused(name):
+    with pytest.raises(ValueError, match=f"method.{name} = -1 is below 0"):
+        FedIN(**{name: -1})
