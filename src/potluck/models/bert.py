@@ -7,18 +7,21 @@ attention mask is where an id is not the padding's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from potluck.core import Axis, Bag, Depth, SettingsError, Spec
+from potluck.core import Arrays, Axis, Bag, Depth, SettingsError, Spec
 from potluck.models.attention import attend, calm, head_axes, layer_groups, refuse_uneven
 from potluck.models.family import Base, Family
 from potluck.models.layers import Embedding, Linear, Net, scaler
 from potluck.models.norm import LayerNorm
 from potluck.models.options import DROPOUT, LAYER_NORM, MOST_UNITS, SCALER, Option, Options
+from potluck.models.pretrained import described, kept, weights
 
 PREFIXES = (
     ("embeddings.", "stem."),
@@ -179,7 +182,8 @@ class Bert(Family):
     Input: token ids [batch, length]. Output: scores [batch, classes], or [batch, length, classes] of ``tokens``.
     Groups: ``stream`` (embeddings, norms, both ends of every layer), ``layer0.qk`` and ``layer0.v`` (units of *each*
     head, that query and key compare, and that value hands to output), ``layer0.ffn``, and so on; ``pooled``, if there
-    is a pooler. The defaults are those of BERT-tiny.
+    is a pooler. The defaults are those of BERT-tiny. With ``pretrained = "folder"`` sizes come from a folder in Hugging
+    Face's layout, and so do the weights of embeddings and of the bottom layers, as deep as the network is.
     """
 
     name = "bert"
@@ -215,6 +219,25 @@ class Bert(Family):
     )
     maps = False
     tokens = True
+
+    def spec(self, given: Mapping[str, Any], depth: Depth = None, sizes: Mapping[str, int] | None = None) -> Spec:
+        options = dict(given)
+        if "pretrained" not in options:
+            return super().spec(options, depth, sizes)
+        source = options.pop("pretrained")
+        if isinstance(source, str):
+            options, depth, source = described(source, options, depth)
+        found = super().spec(options, depth, sizes)
+        return replace(found, options={**found.options, "pretrained": kept(source)})
+
+    def start(self, spec: Spec) -> Arrays:
+        """Pre-trained embeddings and bottom layers, if the spec names some; the head is always new."""
+        if "pretrained" not in spec.options:
+            return {}
+        with torch.device("meta"):
+            names = self.net(spec).state_dict()
+        needed = [name for name in names if not name.startswith("head.")]
+        return weights(kept(spec.options["pretrained"]), renamed, needed)
 
     def settle(self, options: dict[str, Any]) -> dict[str, Any]:
         (length,) = options["input"]

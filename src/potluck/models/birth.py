@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from potluck.core import Arrays, Model, Spec
+from potluck.core import Arrays, Model, SettingsError, Spec
 from potluck.models.families import FAMILIES
 from potluck.models.skeleton import shapes, skeleton
 
@@ -17,6 +17,16 @@ def born(spec: Spec, rng: torch.Generator) -> nn.Module:
         # torch.manual_seed would reseed accelerators too, and those are not restored.
         torch.default_generator.manual_seed(seed)
         return FAMILIES[spec.family].net(spec)
+
+
+def fresh(spec: Spec, rng: torch.Generator) -> Model:
+    """A newborn model at rest: random, or as its family has it start where names and shapes agree."""
+    model = at_rest(spec, born(spec, rng))
+    arrays, given = dict(model.arrays or {}), FAMILIES[spec.family].start(spec)
+    agreed = [name for name, tensor in given.items() if tensor.shape == arrays[name].shape]
+    if given and not agreed:
+        raise SettingsError(f"{spec.family}: pretrained weights fit no layer of so narrow a network. Give it a depth.")
+    return Model(spec, arrays | {name: given[name].to(arrays[name].dtype, copy=True) for name in agreed})
 
 
 def filled(spec: Spec, arrays: Arrays) -> nn.Module:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from torch import nn
 
-from potluck.core import EMPTY, Depth, Dimensions, SettingsError, Spec
+from potluck.core import EMPTY, Arrays, Depth, Dimensions, SettingsError, Spec
 from potluck.models import options
 from potluck.models.layers import declared
 from potluck.models.options import MOST_UNITS, Option, Options, refuse_unknown
@@ -70,6 +70,10 @@ class Family(ABC):
         """Modules whose outputs are worth looking at: the ends of stages, or of blocks where there are no stages."""
         count = len(spec.depth) if isinstance(spec.depth, tuple) else spec.depth or 0
         return tuple(f"body.{index}" for index in range(count))
+
+    def start(self, spec: Spec) -> Arrays:
+        """What a newborn network starts from instead of random weights: none, or those that its spec names."""
+        return {}
 
     def spec(self, given: Mapping[str, Any], depth: Depth = None, sizes: Mapping[str, int] | None = None) -> Spec:
         """The complete spec of these options: every option answered, every group named. `given` may hold the base."""

@@ -13,12 +13,11 @@ from torch import nn
 
 from potluck.core import Arrays, InputError, Model, SettingsError, Spec, digest
 from potluck.models import birth
+from potluck.models.pretrained import NUMBERS, PICKLES
 from potluck.models.specs import complete
 
-NUMBERS = "model.safetensors"
 HEAD = "model.json"
 FORMAT = 1
-PICKLES = (".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth")
 
 
 def save(folder: str | os.PathLike[str], model: Model) -> None:

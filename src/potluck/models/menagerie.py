@@ -35,9 +35,8 @@ class Menagerie:
         return birth.born(spec, rng)
 
     def fresh(self, spec: Spec, rng: torch.Generator) -> Model:
-        """A newly born model at rest."""
-        spec = specs.complete(spec)
-        return birth.at_rest(spec, birth.born(spec, rng))
+        """A newly born model at rest: random, or pre-trained where its spec says so."""
+        return birth.fresh(specs.complete(spec), rng)
 
     def axes(self, spec: Spec) -> Mapping[str, Dimensions]:
         """What each dimension of each tensor counts."""

@@ -1,0 +1,141 @@
+"""Tiers as rungs of a ladder from shallow to deep: where each keeps its tensors, shares them and learns from the next.
+
+A tier's last block and its head are its own; its stem and its other blocks it shares with every tier that has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from potluck.core import Arrays, Spec, Zoo
+from potluck.parts import WHOLE, OverlapMean, Part, Place
+
+Shape: TypeAlias = "tuple[tuple[int, ...], torch.dtype]"
+
+
+@dataclass(frozen=True, eq=False)
+class Rung:
+    """A tier's network on the server. Tensors of all but the largest go by another name there."""
+
+    spec: Spec
+    part: Part
+    shared: Mapping[tuple[str, Shape], str]
+    """What it shares with tiers that have the like: (name, shape) and its name on the server."""
+    lessons: Mapping[str, tuple[str, ...]]
+    """For each weight of its last block, by its name on the server, those of the next larger tier that teach it."""
+
+    @property
+    def names(self) -> list[str]:
+        """Its tensors on the server."""
+        return [place.name for place in self.part.places.values()]
+
+
+@lru_cache(maxsize=64)
+def ladder(zoo: Zoo) -> tuple[Rung, ...]:
+    """A rung for every network of the tiers, smallest first."""
+    specs = tuple(dict.fromkeys(tier.spec for tier in zoo.tiers))
+    parts = [_part(spec, spec == specs[-1], zoo) for spec in specs]
+    rungs = []
+    for number, (spec, own) in enumerate(zip(specs, parts, strict=True)):
+        taught = number + 1 < len(specs) and _lessons(spec, specs[number + 1], zoo)
+        lessons = {
+            own.place(name).name: tuple(parts[number + 1].place(source).name for source in sources)
+            for name, sources in (taught or {}).items()
+        }
+        rungs.append(Rung(spec, own, _shared(spec, own, zoo), lessons))
+    return tuple(rungs)
+
+
+def borrowed(
+    whole: Arrays, mean: Arrays, momentum: Arrays, share: float, present: Container[Spec], rungs: Sequence[Rung]
+) -> Arrays:
+    """Where tiers are to go: to their clients' mean, but for the last block, which borrows a share of momentum."""
+    target = dict(mean)
+    for rung in rungs if share else ():
+        for name in rung.lessons if rung.spec in present else ():
+            step = share * momentum[name] + (1 - share) * (mean[name] - whole[name])
+            target[name] = torch.where(step == 0, whole[name], whole[name] + step)
+    return target
+
+
+def lent(whole: Arrays, target: Arrays, momentum: Arrays, present: Container[Spec], rungs: Sequence[Rung]) -> Arrays:
+    """Momentum for the next round: the mean step of the larger tier's blocks, or the last one while it is absent."""
+    found = dict(momentum)
+    for rung, larger in pairwise(rungs):
+        for name, sources in rung.lessons.items() if larger.spec in present else ():
+            found[name] = torch.stack([target[source] - whole[source] for source in sources]).mean(0)
+    return found
+
+
+def met(arrays: Arrays, weights: Mapping[Spec, float], rungs: Sequence[Rung]) -> Arrays:
+    """Shared tensors averaged over the tiers that have them; those that sent nothing count nothing, but receive."""
+    owners: dict[tuple[str, Shape], list[Rung]] = {}
+    for rung in rungs:
+        for tensor in rung.shared:
+            owners.setdefault(tensor, []).append(rung)
+    out = dict(arrays)
+    for tensor, several in owners.items():
+        places = [rung.shared[tensor] for rung in several]
+        if len(several) > 1 and any(rung.spec in weights for rung in several):
+            mean = OverlapMean({"": arrays[places[0]]})
+            for rung, place in zip(several, places, strict=True):
+                mean.add({"": arrays[place]}, WHOLE, weights.get(rung.spec, 0.0))
+            out |= dict.fromkeys(places, mean.value()[""])
+    return out
+
+
+def blocks(spec: Spec, zoo: Zoo) -> int:
+    """How many blocks a network has."""
+    return 1 + max((block for _, block in _placed(spec, zoo) if block is not None), default=-1)
+
+
+def _part(spec: Spec, largest: bool, zoo: Zoo) -> Part:
+    return Part({name: Place(name if largest else f"{name} of {spec.key}") for name in zoo.shapes(spec)})
+
+
+def _shared(spec: Spec, own: Part, zoo: Zoo) -> dict[tuple[str, Shape], str]:
+    last, shapes = blocks(spec, zoo) - 1, zoo.shapes(spec)
+    common = [name for name, block in _placed(spec, zoo) if name.startswith("stem.") or block not in (None, last)]
+    return {(name, shapes[name]): own.place(name).name for name in common}
+
+
+def _lessons(spec: Spec, larger: Spec, zoo: Zoo) -> dict[str, tuple[str, ...]]:
+    """For each weight of the last block, its likes in the larger network, from the block at that depth to the end."""
+    last, shapes, buffers = blocks(spec, zoo) - 1, zoo.shapes(spec), zoo.buffers(spec)
+    upper = [name for name, block in _placed(larger, zoo) if block is not None and block >= last]
+    found = {}
+    for name, block in _placed(spec, zoo):
+        if block is not None and block == last and name not in buffers:
+            role, shape = _role(spec, name), shapes[name]
+            sources = (each for each in upper if _role(larger, each) == role and zoo.shapes(larger)[each] == shape)
+            found[name] = tuple(sources)
+    return {name: sources for name, sources in found.items() if sources}
+
+
+def _placed(spec: Spec, zoo: Zoo) -> Iterable[tuple[str, int | None]]:
+    return [(name, zoo.block(spec, name)) for name in zoo.shapes(spec)]
+
+
+def _role(spec: Spec, name: str) -> str:
+    """What a tensor is in its block: its name without ``body.<block>`` or ``body.<stage>.<position>``."""
+    return name.split(".", 3 if isinstance(spec.depth, tuple) else 2)[-1]
+
+
+class Aimed(OverlapMean):
+    """A mean some of whose tensors were moved."""
+
+    def __init__(self, mean: OverlapMean, target: Arrays) -> None:
+        self.mean, self.target = mean, target
+
+    def value(self) -> Arrays:
+        return self.target
+
+    def covered(self, name: str) -> Tensor | bool:
+        return self.mean.covered(name)

@@ -1,0 +1,122 @@
+"""Pre-trained encoders: a folder in Hugging Face's layout, read without its library. Nothing is ever unpickled.
+
+The folder holds ``config.json``, from which the network's sizes follow, and ``model.safetensors``. A spec keeps the
+folder's name and the checksum of its weights, so that runs from different weights are different runs. The weights are
+read where a network is born, which is on the server: a device is sent what it trains and needs no such folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+
+from potluck.core import Arrays, Bag, Depth, InputError, SettingsError
+from potluck.models.options import MOST_BLOCKS, whole
+
+CONFIG = "config.json"
+NUMBERS = "model.safetensors"
+PICKLES = (".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth")
+KINDS = {"bert": "all", "roberta": "words", "xlm-roberta": "words", "camembert": "words"}
+"""Kinds of encoder that are read, and which tokens have a position in them."""
+SIZES = {
+    "hidden": "hidden_size",
+    "ffn": "intermediate_size",
+    "heads": "num_attention_heads",
+    "vocab": "vocab_size",
+    "positions": "max_position_embeddings",
+    "types": "type_vocab_size",
+    "eps": "layer_norm_eps",
+    "pad": "pad_token_id",
+}
+"""What must be as the folder has it: our name, and its name there."""
+
+
+def described(folder: str, given: Mapping[str, Any], depth: Depth) -> tuple[dict[str, Any], Depth, Bag[str]]:
+    """A network's options and depth, completed from a folder, and what its spec keeps of where its weights are.
+
+    What is given must agree with the folder, but for the depth (fewer layers: the bottom ones) and the dropout.
+    """
+    place = Path(folder)
+    if not folder or not place.is_dir():
+        raise InputError(f"pretrained = {folder!r} is no folder. Name one with {CONFIG} and {NUMBERS}.")
+    config = _config(place)
+    layers = whole(f"{place / CONFIG}: num_hidden_layers", config["num_hidden_layers"], 1, MOST_BLOCKS)
+    if isinstance(depth, int) and depth > layers:
+        raise SettingsError(f"depth = {depth} is deeper than the {layers} layers of pretrained = {folder!r}.")
+    fixed = {ours: config[theirs] for ours, theirs in SIZES.items()} | {"count": KINDS[config["model_type"]]}
+    for name, value in fixed.items():
+        if given.get(name, value) != value:
+            raise SettingsError(f"{name} = {given[name]!r}, but pretrained = {folder!r} has {value!r}. Leave it out.")
+    options = {"dropout": config.get("hidden_dropout_prob", 0.1), **given, **fixed}
+    return options, layers if depth is None else depth, Bag({"folder": folder, "sha256": _checksum(_numbers(place))})
+
+
+def kept(source: Any) -> Bag[str]:
+    """What a spec keeps of a folder, if it is that."""
+    if not isinstance(source, Mapping) or set(source) != {"folder", "sha256"}:
+        raise SettingsError(f'pretrained = {source!r} must be a folder, such as pretrained = "models/minilm".')
+    return Bag({name: str(value) for name, value in source.items()})
+
+
+def weights(source: Mapping[str, str], renamed: Callable[[str], str], needed: Iterable[str]) -> Arrays:
+    """The weights of a folder under our names, which must be the very ones that the spec was made with."""
+    found = _read(source["folder"], source["sha256"])
+    arrays = {renamed(name): tensor for name, tensor in found.items()}
+    for name in needed:
+        if name not in arrays:
+            raise InputError(f"{Path(source['folder']) / NUMBERS} holds nothing for '{name}'. Is it a BERT's?")
+    return {name: arrays[name] for name in needed}
+
+
+@lru_cache(maxsize=1)
+def _read(folder: str, sha256: str) -> Arrays:
+    path = _numbers(Path(folder))
+    if _checksum(path) != sha256:
+        raise InputError(f"{path} is not the file that this experiment was made with. Put it back, or start anew.")
+    try:
+        arrays: Arrays = safetensors.torch.load_file(path)
+    except (safetensors.SafetensorError, ValueError, KeyError, RuntimeError) as fault:
+        raise InputError(f"{path} is not a safetensors file: {fault}") from None
+    return arrays
+
+
+def _numbers(place: Path) -> Path:
+    path = place / NUMBERS
+    if path.is_file():
+        return path
+    pickles = sorted(each.name for each in place.iterdir() if each.suffix in PICKLES) if place.is_dir() else []
+    refused = f" {pickles[0]} refused: pickle. Save the model again as safetensors." if pickles else ""
+    raise InputError(f"{place} holds no {NUMBERS}.{refused}")
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _config(place: Path) -> dict[str, Any]:
+    """The folder's description of its network, if it is one that can be built here."""
+    path = place / CONFIG
+    try:
+        config = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise InputError(f"{place} holds no {CONFIG}.") from None
+    except (ValueError, RecursionError):
+        raise InputError(f"{path} is not JSON.") from None
+    if not isinstance(config, dict) or str(config.get("model_type")) not in KINDS:
+        kind = config.get("model_type") if isinstance(config, dict) else None
+        raise InputError(f"{path}: model_type = {kind!r} is none of those that are read: {', '.join(KINDS)}.")
+    config = {"layer_norm_eps": 1e-12, "pad_token_id": 0, **config}
+    if missing := sorted({*SIZES.values(), "num_hidden_layers"} - config.keys()):
+        raise InputError(f"{path} says nothing of {missing[0]}.")
+    for name, known in (("hidden_act", "gelu"), ("position_embedding_type", "absolute")):
+        if config.get(name, known) != known:
+            raise InputError(f"{path}: {name} = {config[name]!r}; only {known!r} can be built here.")
+    return config
