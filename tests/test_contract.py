@@ -41,6 +41,14 @@ VARIANTS = [
     Case("fedadam", (("share", "layerwise"),)),
     Case("fedadam", (("share", "per_arch"),)),
     Case("exclusivefl", (("sampling", "eligible"),)),
+    Case("fedin", (("share", "per_arch"), ("combine", "project"), ("fifo", 40))),
+    Case("fedin", (("combine", "steps"), ("exclude_self", True))),
+    Case("inclusivefl", (("profile", "code"),)),
+    Case("inclusivefl", (("source", "pre"), ("share_layers", False))),
+    Case("scaffold", (("share", "layerwise"), ("variate", "start"))),
+    Case("scaffold", (("share", "per_arch"), ("variate", "mean"))),
+    Case("fednova", (("share", "layerwise"), ("mu", 0.1))),
+    Case("moon", (("share", "layerwise"),)),
 ]
 CASES = [*(Case(name) for name in METHODS), *VARIANTS]
 
@@ -51,6 +59,10 @@ class Neutral:
 
     own: dict
     within: float = 0.0
+    local: dict | None = None
+    """How clients must train for that."""
+    rounds: int = 2
+    """For how many rounds it is."""
 
 
 ADAPTIVE = {
@@ -61,6 +73,9 @@ ADAPTIVE = {
 DEGENERATES = {
     "fedavg": Neutral({}),
     "fedprox": Neutral({"mu": 0.0}),
+    "scaffold": Neutral({"weighting": "samples"}, rounds=1),
+    "fednova": Neutral({"mu": 0.0}, 1e-6, local={"lr": 0.1, "steps": 3, "batch": 16}),
+    "moon": Neutral({"mu": 0.0}),
     "fedavgm": Neutral({"server": {"name": "momentum", "beta": 0.0}}, 1e-6),
     "fedadam": Neutral({"server": {"name": "adam", **ADAPTIVE}}, 1e-5),
     "fedyogi": Neutral({"server": {"name": "yogi", **ADAPTIVE}}, 1e-5),
@@ -74,7 +89,13 @@ DEGENERATES = {
     "feddropout": Neutral({"weighting": "samples", "label_mask": False}),
     "fedrolex": Neutral({"weighting": "samples", "label_mask": False, "step": 0}),
     "fjord": Neutral({"widths": [1.0], "distill": False}),
+    "fedin": Neutral({"mu": 0.0, "lend": 0}),
+    "inclusivefl": Neutral({"profile": "paper", "server": {"name": "replace"}, "weighting": "samples"}),
 }
+LENT = {"fedin": 16 * (8 + 8)}
+"""Numbers that a client uploads beside its part in its first round: features of a batch at both ends of the body."""
+TWICE = {"scaffold"}
+"""Methods whose tensors cross the wire with a control variate each."""
 
 
 def plain(case, **changes):
@@ -293,7 +314,9 @@ def test_bytes_in_the_ledger_are_the_size_of_the_part(case):
     for entry in made.session.entries:
         model = made.method.serve(state, clients[entry.task.to], made.zoo)
         numbers = sum(tensor.numel() for tensor in model.arrays.values()) if model else 0
-        assert (entry.cost.bytes_down, entry.cost.bytes_up) == (4 * numbers, 4 * numbers)
+        down = 2 * numbers if case.name in TWICE else numbers
+        up = down + LENT.get(case.name, 0)
+        assert (entry.cost.bytes_down, entry.cost.bytes_up) == (4 * down, 4 * up)
 
 
 def numbers(depth):
@@ -330,10 +353,10 @@ def test_zero_local_steps_leave_the_model_bit_identical(case):
 
 
 class Served:
-    """A state without what only its server rule remembers."""
+    """A state without what its server rule remembers and what clients lent."""
 
     def __init__(self, state):
-        self.__dict__.update({name: value for name, value in vars(state).items() if name != "slots"})
+        self.__dict__.update({name: value for name, value in vars(state).items() if name not in ("slots", "bank")})
 
 
 def test_a_run_of_zero_local_steps_finishes(case, ran):
@@ -369,11 +392,12 @@ def test_on_equal_devices_and_with_neutral_settings_it_is_fedavg(case):
         assert neutral
         return
     own = tuple({**dict(case.own), **neutral.own}.items())
-    same = table(Case(case.name, own), tier=EQUAL)
+    changes = {"tier": EQUAL, **({"local": neutral.local} if neutral.local else {})}
+    same = table(Case(case.name, own), **changes)
     weighting = tuple((name, value) for name, value in case.own if name == "weighting")
-    fedavg = table(Case("fedavg", weighting), tier=EQUAL)
+    fedavg = table(Case("fedavg", weighting), **changes)
     ours, theirs = same.init(), fedavg.init()
-    for index in range(2):
+    for index in range(neutral.rounds):
         ours, theirs = same.round(ours, index, size=5), fedavg.round(theirs, index, size=5)
     assert digest(theirs.model.arrays) != digest(fedavg.init().model.arrays)
     if neutral.within:

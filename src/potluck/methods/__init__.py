@@ -7,16 +7,24 @@ from potluck.methods.averaging import Averaged, Averaging
 from potluck.methods.bounds import AllLarge, AllSmall, ExclusiveFL
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.feddropout import FedDropout
+from potluck.methods.fedin import FedIN, Lending
+from potluck.methods.fednova import FedNova
 from potluck.methods.fedopt import FedAdagrad, FedAdam, FedAdamW, FedAvgM, FedYogi
 from potluck.methods.fedprox import FedProx
 from potluck.methods.fedrolex import FedRolex
 from potluck.methods.fjord import FjORD
 from potluck.methods.heterofl import HeteroFL
+from potluck.methods.inclusivefl import Inclusive, InclusiveFL
 from potluck.methods.local import Local
+from potluck.methods.moon import MOON
+from potluck.methods.scaffold import SCAFFOLD, Controlled
 
 METHODS: Mapping[str, type[Any]] = {
     "fedavg": FedAvg,
     "fedprox": FedProx,
+    "scaffold": SCAFFOLD,
+    "fednova": FedNova,
+    "moon": MOON,
     "fedavgm": FedAvgM,
     "fedadam": FedAdam,
     "fedyogi": FedYogi,
@@ -30,9 +38,12 @@ METHODS: Mapping[str, type[Any]] = {
     "feddropout": FedDropout,
     "fedrolex": FedRolex,
     "fjord": FjORD,
+    "fedin": FedIN,
+    "inclusivefl": InclusiveFL,
 }
 
 __all__ = [
-    "METHODS", "AllLarge", "AllSmall", "Averaged", "Averaging", "ExclusiveFL", "FedAdagrad", "FedAdam", "FedAdamW",
-    "FedAvg", "FedAvgM", "FedDropout", "FedProx", "FedRolex", "FedYogi", "FjORD", "HeteroFL", "Local",
+    "METHODS", "MOON", "SCAFFOLD", "AllLarge", "AllSmall", "Averaged", "Averaging", "Controlled", "ExclusiveFL",
+    "FedAdagrad", "FedAdam", "FedAdamW", "FedAvg", "FedAvgM", "FedDropout", "FedIN", "FedNova", "FedProx", "FedRolex",
+    "FedYogi", "FjORD", "HeteroFL", "Inclusive", "InclusiveFL", "Lending", "Local",
 ]  # fmt: skip

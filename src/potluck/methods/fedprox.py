@@ -21,4 +21,4 @@ class FedProx(FedAvg):
     mu: float = 0.1
 
     def edits(self, task: Task, device: Device) -> Sequence[Edit]:
-        return (Pull(self.start(task, device).arrays or {}, self.mu),)
+        return (Pull(self.start(task, device).arrays or {}, self.mu),) if self.mu else ()
