@@ -39,6 +39,7 @@ check: lint test
 bench: .venv/ready
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/population.py
+	$(BIN)/python benchmarks/rounds.py --workloads W1,W4 --systems bare,serial,pool
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

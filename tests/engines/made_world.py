@@ -79,8 +79,8 @@ class Federation:
 
 
 @contextmanager
-def federation(method, engine="serial", workers=2, count=5, gate=None, special=None, zoo=ZOO, **desk):
-    world = World(method, zoo, Shelf(special), Classify(3), 0)
+def federation(method, engine="serial", workers=2, count=5, gate=None, special=None, zoo=ZOO, stack=0, **desk):
+    world = World(method, zoo, Shelf(special), Classify(3), 0, stack=stack)
     carrier = ENGINES[engine](world, workers)
     memories = {}
     desk.setdefault("recall", memories.get)

@@ -5,13 +5,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from pathlib import Path
 
 import pytest
+import torch
 from made_world import Echo, Odd, federation
 
 from potluck.core import Local, ResourceError, Task, digest
-from potluck.engines import ENGINES
+from potluck.engines import ENGINES, Letter
+from potluck.engines.pool import _Batch, _batches, _Errand
 from potluck.methods import FedAdam, FedAvg
 
 LOCAL = Local(lr=0.3, epochs=2, batch=4)
@@ -156,11 +159,11 @@ def test_close_ends_every_process():
 def test_close_ends_workers_that_are_busy():
     with federation(FedAvg(Local(lr=0.1, steps=10_000_000)), "pool", workers=2) as made:
         state = made.init()
-        tasks = (Task("train", f"c{n}", models={"model": state.model}) for n in range(4))
-        letters = made.desk.open(0)._letters(tasks, {}, 0)
-        pool = made.desk.engine
-        pool._post(0, next(letters), {})
-        pool._post(1, next(letters), {})
+        tasks = (Task("train", f"c{n}", models={"model": state.model}) for n in range(2))
+        letters = list(made.desk.open(0)._letters(tasks, {}, 0))
+        for letter in letters:
+            made.desk.engine._post(_Errand(_Batch([letter]), [0], deque()))
+        assert len(made.desk.engine._busy) == 2
         started = family(os.getpid())
     assert all_gone(started)
 
@@ -219,3 +222,43 @@ def test_workers_leave_the_keyboard_to_their_parent():
 
 def test_every_engine_is_listed_by_name():
     assert set(ENGINES) >= {"serial", "wire", "pool"}
+
+
+# Batches
+
+
+def letters(count, size):
+    shared = torch.zeros(size)
+    return [Letter(Task("echo", f"c{n}", arrays={"x": shared})) for n in range(count)]
+
+
+def sizes(count, size=1, workers=2, stack=0):
+    return [len(batch.letters) for batch in _batches(iter(letters(count, size)), workers, stack)]
+
+
+def test_batches_grow_smaller_towards_the_end_so_that_workers_finish_together():
+    assert sizes(10) == [1] * 10
+    assert sizes(40)[:4] == [5, 4, 3, 3]
+    assert sizes(200)[:2] == [16, 16]
+    for count in (1, 40, 200, 600):
+        assert sum(sizes(count)) == count
+        assert sizes(count)[-8:] == [1] * min(count, 8)
+
+
+def test_large_letters_travel_alone():
+    assert sizes(6, size=2_000_000) == [1] * 6
+    assert max(sizes(400, size=100)) == 16
+
+
+def test_stacked_clients_come_in_fixed_batches_whatever_the_workers():
+    assert sizes(50, stack=20, workers=1) == sizes(50, stack=20, workers=7) == [20, 20, 10]
+
+
+def test_a_death_in_a_batch_costs_the_one_that_died():
+    with federation(Echo(), "pool", workers=1) as made:
+        session = made.desk.open(0)
+        verbs = ["die" if n in (3, 17) else "echo" for n in range(40)]
+        heard = [reply.task.to for reply in session.send(Task(verb, f"c{n}") for n, verb in enumerate(verbs))]
+        session.close()
+    assert heard == [f"c{n}" for n in range(40) if n not in (3, 17)]
+    assert {entry.task.to for entry in session.entries if entry.verdict == "absent"} == {"c3", "c17"}

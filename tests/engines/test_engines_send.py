@@ -1,11 +1,13 @@
 """The contract of `send` and `fold`, behind every engine."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from made_world import FULL, ZOO, Echo, Odd, federation, rows
 
 from potluck.core import Local, Task, digest
-from potluck.engines.pool import AHEAD
+from potluck.engines.pool import AHEAD, MANY
 from potluck.methods import FedAvg
 
 ENGINES = ["serial", "wire", "pool"]
@@ -42,20 +44,21 @@ def test_order_holds_even_when_the_first_task_is_the_slowest():
 
 
 def test_tasks_are_drawn_lazily(engine):
-    drawn = []
+    """One by one; the pool, which has several workers to feed, draws a few large ones ahead, or many small ones."""
+    large, small = 2_000_000, 1
+    for size, ahead in ((large, (1, AHEAD * 2 + 1)), (small, (1, MANY))):
+        drawn = []
 
-    def tasks():
-        for task in asked(100):
-            drawn.append(task)
-            yield task
+        def tasks(size=size, drawn=drawn):
+            for task in asked(300 if size == small else 30):
+                drawn.append(task)
+                yield replace(task, arrays={"x": torch.zeros(size)})
 
-    with federation(Echo(), engine) as made:
-        replies = made.desk.open(0).send(tasks())
-        assert drawn == []
-        next(replies)
-        assert len(drawn) <= (1 if engine != "pool" else AHEAD * 2)
-        for number, _ in enumerate(replies, 2):
-            assert len(drawn) - number <= AHEAD * 2
+        with federation(Echo(), engine) as made:
+            replies = made.desk.open(0).send(tasks())
+            assert drawn == []
+            for number, _ in enumerate(replies, 1):
+                assert len(drawn) - number <= ahead[engine == "pool"]
 
 
 def test_an_undrained_send_is_an_error(engine):

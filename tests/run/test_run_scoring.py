@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny_runs import Counting, Listener, scores, tiny
@@ -148,3 +150,29 @@ def test_static_norms_are_asked_for_without_a_fault_under_every_method(name, tmp
     listener = Listener()
     run(tiny(method={"name": name}, model={"norm": "static"}, rounds=1, **wide), tmp_path / "run", watch=listener)
     assert listener.warnings == []
+
+
+def test_splits_scored_in_pieces_give_the_scores_of_the_whole(score, monkeypatch):
+    whole, asked, *_ = score(tiny())
+    monkeypatch.setattr("potluck.run.scoring.PIECE", 100)
+    pieces, more, *_ = score(tiny())
+    assert len(more) == len(asked) + 2 * 3  # 359 test rows are four pieces of each of two models
+    for split in ("validation", "test"):
+        one, other = whole["global"][split], pieces["global"][split]
+        assert {**one, "loss": 0} == {**other, "loss": 0}
+        assert one["loss"] == pytest.approx(other["loss"])
+
+
+def test_a_model_of_which_a_piece_was_lost_has_no_score(monkeypatch):
+    class Loses(Counting):
+        def carry(self, letters):
+            for number, outcome in enumerate(super().carry(letters)):
+                yield replace(outcome, reply=None, fault="gone") if number == 2 else outcome
+
+    monkeypatch.setattr("potluck.run.scoring.PIECE", 100)
+    setup = assemble(tiny())
+    state = setup.world.method.init(setup.world.zoo, stream(0, "init"))
+    found, faults = scored(setup, Loses(setup.world), state, 0, lambda client: None)
+    assert faults == ["server: gone"]
+    assert found["global"] is None
+    assert found["tiers"]["small"]["test"]["count"] == 359

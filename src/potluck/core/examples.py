@@ -73,7 +73,10 @@ class Examples:
 
     def pick(self, rows: Tensor) -> Examples:
         """These rows of these rows, sharing the columns."""
-        return Examples(self.columns, self.rows[rows] if self.rows is not None else rows, self.prepare, self.vary)
+        picked = Examples.__new__(Examples)  # the columns are known to agree
+        picked.columns, picked.prepare, picked.vary = self.columns, self.prepare, self.vary
+        picked.rows = rows if self.rows is None else self.rows[rows]
+        return picked
 
     def column(self, name: str) -> Tensor:
         """One column at these rows, as stored (not prepared)."""

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import torch
@@ -32,7 +33,13 @@ class Flat(dict[str, Tensor]):
 
 def views(buffer: Tensor, layout: Layout) -> dict[str, Tensor]:
     """The tensors that lie in a buffer."""
-    return {name: buffer[start : start + math.prod(shape)].view(shape) for name, start, shape in layout}
+    return {name: buffer.as_strided(shape, _strides(shape), start) for name, start, shape in layout}
+
+
+@lru_cache(maxsize=4096)
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """How far apart neighbours lie in each dimension."""
+    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
 Depth: TypeAlias = "int | tuple[int, ...] | None"
@@ -94,10 +101,7 @@ class Model:
 
 def size(arrays: Arrays) -> int:
     """Bytes of these tensors on the wire; truth values travel eight to a byte."""
-    return sum(
-        (tensor.numel() + 7) // 8 if tensor.dtype is torch.bool else tensor.numel() * tensor.element_size()
-        for tensor in arrays.values()
-    )
+    return sum((tensor.numel() + 7) // 8 if tensor.dtype is torch.bool else tensor.nbytes for tensor in arrays.values())
 
 
 def digest(arrays: Arrays) -> str:

@@ -6,7 +6,8 @@ from potluck.engines.desk import Desk, Entry, Session
 from potluck.engines.gate import Gate
 from potluck.engines.pool import Pool
 from potluck.engines.serial import Engine, Serial, Wire
-from potluck.engines.site import Letter, Outcome, Shard, Shelf, Site, World
+from potluck.engines.site import Site
+from potluck.engines.world import Letter, Outcome, Shard, Shelf, World
 
 ENGINES: Mapping[str, Callable[[World, int], Engine]] = {"serial": Serial, "wire": Wire, "pool": Pool}
 """Engines by name; each is made of a world and a number of workers."""

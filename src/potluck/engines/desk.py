@@ -25,7 +25,7 @@ from potluck.core import (
 )
 from potluck.engines.gate import Gate, strikes_out
 from potluck.engines.serial import Engine
-from potluck.engines.site import Letter, Outcome
+from potluck.engines.world import Letter, Outcome
 
 Verdict: TypeAlias = Literal["accepted", "absent", "quarantined"]
 
@@ -100,7 +100,8 @@ class Session:
             model = reply.models["model"]
             mean.add(model.arrays or {}, held[reply.task.to], weigh(reply), position)
             self.held.append(getattr(held[reply.task.to], "units", None) or None)
-            replies.append(replace(reply, models={"model": Model(model.spec)}))
+            bare = {"model": Model(model.spec)}
+            replies.append(Reply(bare, reply.arrays, reply.weight, reply.metrics, reply.task, reply.cost))
         self.coverage = mean.coverage()
         return replies
 
@@ -148,7 +149,7 @@ class Session:
                 self.entries.append(Entry(start + position, bare, "absent", reason, cost=cost))
                 continue
             version, memory = self._memory(task.to)
-            task = replace(task, round=self.index, memory=version)
+            task = Task(task.verb, task.to, task.key, self.index, task.models, task.arrays, task.config, version)
             waiting[address] = (position, task)
             yield Letter(task, memory)
 

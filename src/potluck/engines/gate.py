@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from potluck.core import Arrays, Expected, Model, Reply, Shapes, Task
+from potluck.core import Arrays, Expected, Flat, Model, Reply, Shapes, Task
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,12 @@ def _misfits(arrays: Arrays, shapes: Shapes) -> Iterator[str]:
 
 def _wild(arrays: Arrays) -> Iterator[str]:
     """Names a tensor that holds NaN or infinity."""
-    floats = [tensor for tensor in arrays.values() if tensor.is_floating_point()]
+    apart = arrays.others if isinstance(arrays, Flat) else arrays
+    floats = [tensor for tensor in apart.values() if tensor.is_floating_point()]
+    floats += [arrays.buffer] if isinstance(arrays, Flat) else []
     # A sum of squares is fast and finite for all but wild tensors; very long ones overflow, so look closer then.
-    if not floats or bool(torch.isfinite(torch.stack(torch._foreach_norm(floats)).sum())):
+    lengths = torch._foreach_norm(floats) if floats else ()
+    if not lengths or bool(torch.isfinite(lengths[0] if len(lengths) == 1 else torch.stack(lengths).sum())):
         return
     for name, tensor in arrays.items():
         if not bool(torch.isfinite(tensor).all()):

@@ -1,32 +1,75 @@
 """Persistent worker processes of one thread each.
 
-A *nursery* is forked once, before the run starts: a process that owns the world, does nothing, and forks workers on
-request. So a worker that dies is replaced from a clean state, the data is shared by copy-on-write, no main module is
-imported again, and nothing is pickled: tasks and replies cross a socket in the message format. Whoever loses the other
-end of its socket exits, and the kernel ends orphans with their parent, so no process outlives the run.
+Small letters travel in batches, larger at first and smaller towards the end, so that workers finish together. Clients
+that train stacked come in fixed batches, so that what they compute does not depend on the number of workers.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
-import struct
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from multiprocessing.connection import wait
-from typing import NoReturn
+from typing import Any
 
 import torch
 
-from potluck.core import ResourceError, pack
-from potluck.engines.serial import letter_of, outcome_of, posted, sheet
-from potluck.engines.site import Letter, Outcome, Site, World
+from potluck.core import ResourceError, Task, apart, joined
+from potluck.engines import nursery
+from potluck.engines.nursery import read, write
+from potluck.engines.serial import sheet
+from potluck.engines.tray import Tray
+from potluck.engines.world import Letter, Outcome, World
 
 AHEAD = 4
-"""Letters drawn before the oldest one is answered, per worker."""
+"""Batches under way or waiting to be given back, per worker."""
+SMALL = 4_000_000
+"""Letters are batched while their tensors take no more bytes than this."""
+MANY = 256
+"""Letters drawn at a time, at most."""
+BATCH = 16
+"""Letters to a batch, at most, unless the world stacks more."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Worker:
+    """A worker process, as the pool sees it."""
+
+    end: socket.socket
+    down: Tray
+    up: Tray
+
+    def close(self) -> None:
+        self.end.close()
+        self.down.close()
+        self.up.close()
+
+
+@dataclass(eq=False)
+class _Batch:
+    """Letters that travel together, and what has come of each so far."""
+
+    letters: Sequence[Letter]
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+
+    @property
+    def done(self) -> bool:
+        return len(self.outcomes) == len(self.letters)
+
+
+@dataclass(frozen=True, eq=False)
+class _Errand:
+    """What a worker is busy with: some letters of a batch."""
+
+    batch: _Batch
+    places: Sequence[int]
+    again: deque[_Errand]
+    """Where it goes if its worker dies; also whose it is, for several sends may be under way, read side by side."""
 
 
 class Pool:
@@ -39,31 +82,33 @@ class Pool:
             raise ResourceError("engine 'pool' must start before CUDA is used in this process; use --engine serial")
         torch.set_num_threads(1)
         self.count = workers or os.cpu_count() or 1
-        self._nursery, self._pid = _start_nursery(world)
+        self._stack = world.stack
+        self._nursery, self._pid = nursery.start(world)
         self._workers = [self._hire() for _ in range(self.count)]
-        self._busy: dict[socket.socket, tuple[int, Letter, dict[int, Outcome]]] = {}
-        """Who works on what, and where the outcome goes: several sends may be under way, read side by side."""
+        self._busy: dict[_Worker, _Errand] = {}
 
     def carry(self, letters: Iterable[Letter]) -> Iterator[Outcome]:
-        rest = enumerate(letters)
-        done: dict[int, Outcome] = {}
-        drawn = given = 0
+        batches = _batches(letters, self.count, self._stack)
+        under_way: deque[_Batch] = deque()
+        again: deque[_Errand] = deque()
         more = True
         try:
-            while more or given < drawn:
-                while more and self._idle() and drawn - given < AHEAD * self.count:
-                    number, letter = next(rest, (-1, None))
-                    more = letter is not None
-                    if letter is not None:
-                        drawn = number + 1
-                        self._post(number, letter, done)
-                if given in done:
-                    yield done.pop(given)
-                    given += 1
+            while more or under_way:
+                while again and self._idle():
+                    self._post(again.popleft())
+                while more and self._idle() and len(under_way) < AHEAD * self.count:
+                    batch = next(batches, None)
+                    more = batch is not None
+                    if batch is not None:
+                        under_way.append(batch)
+                        self._post(_Errand(batch, range(len(batch.letters)), again))
+                if under_way and under_way[0].done:
+                    batch = under_way.popleft()
+                    yield from (batch.outcomes[place] for place in range(len(batch.letters)))
                 elif self._busy:
                     self._collect()
         finally:
-            for worker in [worker for worker, (_, _, where) in self._busy.items() if where is done]:
+            for worker in [worker for worker, errand in self._busy.items() if errand.again is again]:
                 self._dismiss(worker)
 
     def close(self) -> None:
@@ -75,124 +120,96 @@ class Pool:
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
 
-    def _post(self, number: int, letter: Letter, done: dict[int, Outcome]) -> None:
-        while (worker := self._idle()) is None:  # drawing the letter may have set others to work
+    def _post(self, errand: _Errand) -> None:
+        while (worker := self._idle()) is None:  # drawing the letters may have set others to work
             self._collect()
+        plain, body = apart([sheet(errand.batch.letters[place]) for place in errand.places], once=True)
         try:
-            write(worker, pack(sheet(letter)))
-            self._busy[worker] = (number, letter, done)
+            write(worker.end, [plain, worker.down.lay(body)])
+            self._busy[worker] = errand
         except OSError:
-            done[number] = _unreachable(letter)
             self._dismiss(worker)
+            self._failed(errand)
 
     def _collect(self) -> None:
         """Waits for workers and takes what they bring."""
-        for worker in wait(list(self._busy)):
-            assert isinstance(worker, socket.socket)
-            number, letter, done = self._busy[worker]
-            data = read(worker)
-            if data is None:
-                done[number] = _unreachable(letter)
+        ends = {worker.end: worker for worker in self._busy}
+        for worker in [ends[end] for end in wait(list(ends)) if isinstance(end, socket.socket)]:
+            errand = self._busy[worker]
+            found = read(worker.end)
+            if found is None:
                 self._dismiss(worker)
-            else:
-                done[number] = outcome_of(data)
-                del self._busy[worker]
+                self._failed(errand)
+                continue
+            outcomes = _outcomes(found, worker.up)
+            errand.batch.outcomes.update(zip(errand.places, outcomes, strict=True))
+            del self._busy[worker]
 
-    def _idle(self) -> socket.socket | None:
+    def _failed(self, errand: _Errand) -> None:
+        """A worker died: a letter that was alone is lost, of several each is tried again by itself."""
+        if len(errand.places) == 1:
+            (place,) = errand.places
+            errand.batch.outcomes[place] = _unreachable(errand.batch.letters[place])
+        else:
+            errand.again.extend(_Errand(errand.batch, [place], errand.again) for place in errand.places)
+
+    def _idle(self) -> _Worker | None:
         """A worker with nothing to do; those that died or were dismissed are replaced first."""
         while len(self._workers) < self.count:
             self._workers.append(self._hire())
         return next((worker for worker in self._workers if worker not in self._busy), None)
 
-    def _dismiss(self, worker: socket.socket) -> None:
+    def _dismiss(self, worker: _Worker) -> None:
         worker.close()
         self._workers.remove(worker)
         self._busy.pop(worker, None)
 
-    def _hire(self) -> socket.socket:
+    def _hire(self) -> _Worker:
         try:
             self._nursery.sendall(b"!")
-            message, handles, _, _ = socket.recv_fds(self._nursery, 1, 1)
+            message, handles, _, _ = socket.recv_fds(self._nursery, 1, 3)
         except OSError:
             message, handles = b"", []
-        if message != b"+" or not handles:
+        if message != b"+" or len(handles) != 3:
             raise ResourceError("the pool's worker processes cannot be started: memory or process limit exhausted")
-        return socket.socket(fileno=handles[0])
+        end, down, up = handles
+        return _Worker(socket.socket(fileno=end), Tray(down), Tray(up))
+
+
+def _batches(letters: Iterable[Letter], workers: int, stack: int) -> Iterator[_Batch]:
+    """Letters in batches: so many as are stacked or, of small ones, fewer and fewer towards the end."""
+    rest = iter(letters)
+    while drawn := _drawn(rest, max(stack, 1) if stack > 1 else MANY):
+        while drawn:
+            size = len(drawn) if stack > 1 else min(BATCH, max(1, len(drawn) // (4 * workers)))
+            yield _Batch(drawn[:size])
+            drawn = drawn[size:]
+
+
+def _drawn(rest: Iterator[Letter], most: int) -> list[Letter]:
+    """The next letters, as long as their tensors are small; those that they share count once."""
+    found: list[Letter] = []
+    seen: dict[int, int] = {}
+    while len(found) < most and sum(seen.values()) <= SMALL:
+        letter = next(rest, None)
+        if letter is None:
+            break
+        found.append(letter)
+        for arrays in (letter.task.arrays, *(model.arrays or {} for model in letter.task.models.values())):
+            seen |= {id(tensor): tensor.nbytes for tensor in arrays.values()}
+    return found
 
 
 def _unreachable(letter: Letter) -> Outcome:
     task = letter.task
-    bare = type(task)(task.verb, task.to, task.key, task.round, config=task.config, memory=task.memory)
+    bare = Task(task.verb, task.to, task.key, task.round, config=task.config, memory=task.memory)
     return Outcome(bare, fault="unreachable (its worker process died)")
 
 
-def write(end: socket.socket, data: bytes) -> None:
-    """One message: its length, then its bytes."""
-    end.sendall(struct.pack("<Q", len(data)))
-    end.sendall(data)
-
-
-def read(end: socket.socket) -> bytes | None:
-    """The next message, or None when the other side is gone."""
-    head = _exactly(end, 8)
-    return None if head is None else _exactly(end, struct.unpack("<Q", head)[0])
-
-
-def _exactly(end: socket.socket, count: int) -> bytes | None:
-    buffer = bytearray(count)
-    view, got = memoryview(buffer), 0
-    while got < count:
-        try:
-            more = end.recv_into(view[got:])
-        except OSError:
-            return None
-        if not more:
-            return None
-        got += more
-    return bytes(buffer)
-
-
-def _start_nursery(world: World) -> tuple[socket.socket, int]:
-    ours, theirs = socket.socketpair()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid == 0:
-        _live(_nurse, theirs, world)
-    theirs.close()
-    return ours, pid
-
-
-def _live(life: Callable[[socket.socket, World], None], end: socket.socket, world: World) -> NoReturn:
-    """Makes a forked process a quiet child (it dies with its parent, leaves Ctrl-C to it, holds none of its files),
-    lives its life, and never returns into the parent's code."""
-    try:
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        limit = os.sysconf("SC_OPEN_MAX")
-        os.closerange(3, end.fileno())
-        os.closerange(end.fileno() + 1, limit if 0 < limit < 1 << 20 else 1 << 20)
-        life(end, world)
-    finally:
-        os._exit(0)
-
-
-def _nurse(end: socket.socket, world: World) -> None:
-    """The nursery's life: fork a worker for every request, until the run is gone."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    while end.recv(1):
-        ours, theirs = socket.socketpair()
-        if os.fork() == 0:
-            _live(_work, theirs, world)
-        theirs.close()
-        socket.send_fds(end, [b"+"], [ours.fileno()])
-        ours.close()
-
-
-def _work(end: socket.socket, world: World) -> None:
-    """A worker's life: answer letters until nobody sends any."""
-    torch.set_num_threads(1)
-    site = Site(world)
-    while (data := read(end)) is not None:
-        write(end, posted(site.answer(letter_of(data))))
+def _outcomes(message: list[Any], up: Tray) -> Iterator[Outcome]:
+    plains, table = message
+    tensors = up.fetch(table)
+    for number, plain in enumerate(plains):
+        mark = f"{number} "
+        body = {name.removeprefix(mark): tensor for name, tensor in tensors.items() if name.startswith(mark)}
+        yield Outcome(**joined(plain, body))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Protocol
 
 import torch
 
 from potluck.core import Reply, Task, pack, unpack
-from potluck.engines.site import Letter, Outcome, Site, World
+from potluck.engines.site import Site
+from potluck.engines.together import Together, stacked
+from potluck.engines.world import Letter, Outcome, World
 
 
 class Engine(Protocol):
@@ -19,17 +22,22 @@ class Engine(Protocol):
 
 
 class Serial:
-    """Answers every letter here and now."""
+    """Answers every letter here and now, or so many of them in one go as the world says."""
 
     def __init__(self, world: World, workers: int = 1) -> None:
         torch.set_num_threads(1)
         self.site = Site(world)
+        self.together = Together(self.site, stacked)
 
     def carry(self, letters: Iterable[Letter]) -> Iterator[Outcome]:
-        return map(self.site.answer, letters)
+        if self.site.world.stack < 2:
+            yield from map(self.site.answer, letters)
+        rest = iter(letters)
+        while chosen := list(islice(rest, self.site.world.stack)):
+            yield from self.together.answer(chosen)
 
     def close(self) -> None:
-        pass
+        self.together.close()
 
 
 class Wire(Serial):

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from potluck.core import (
-    EMPTY,
     Arrays,
     Cost,
     Edit,
@@ -22,90 +19,20 @@ from potluck.core import (
     Loss,
     Memory,
     Model,
-    Problem,
     Reply,
     Skip,
     Spec,
     Task,
-    Zoo,
     answer,
     payload,
     stream,
 )
-from potluck.learn import fit, observe, weights_of
-from potluck.parts import Part
+from potluck.engines.live import Live
+from potluck.engines.world import Letter, Outcome, Shard, World
+from potluck.learn import Wish, kept, located, observe
 
-
-class Shard(Protocol):
-    """What one device has of the data."""
-
-    @property
-    def train(self) -> Examples: ...
-    @property
-    def validation(self) -> Examples: ...
-    @property
-    def test(self) -> Examples: ...
-    @property
-    def labels(self) -> Sequence[int]: ...
-
-
-class Shelf(Protocol):
-    """Who has which examples. The server's shard is the public set and the server's own splits."""
-
-    @property
-    def public(self) -> Examples: ...
-    def shard(self, client: str) -> Shard: ...
-
-
-@dataclass(frozen=True, eq=False)
-class World:
-    """All that a device needs besides its task: the method, the networks, the data, the problem, the seed."""
-
-    method: Any
-    zoo: Zoo
-    shelf: Shelf
-    problem: Problem
-    seed: int
-    hardware: str = "cpu"
-    """Where networks live and examples lie while a site works: torch's name of it. Models at rest stay on the CPU."""
-
-
-@dataclass(frozen=True, eq=False)
-class Letter:
-    """A task on its way to a device, with the memory the client starts from."""
-
-    task: Task
-    memory: Mapping[str, Any] = EMPTY
-
-
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """What became of a letter: a reply and the memory after it, or why there is none."""
-
-    task: Task
-    reply: Reply | None = None
-    memory: Mapping[str, Any] | None = None
-    """None: unchanged."""
-    fault: str = ""
-    """What a failed client's half raised, or a note that it had nothing to do."""
-    skipped: bool = False
-
-
-class _Live:
-    """A live network that is filled anew for every model of its spec."""
-
-    def __init__(self, spec: Spec, net: nn.Module) -> None:
-        self.spec, self.net = spec, net
-        self.tensors = dict(net.state_dict(keep_vars=True))
-        self.weights = weights_of(net)
-        self.noisy = any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in net.modules())
-
-    def fill(self, arrays: Arrays) -> None:
-        if arrays.keys() != self.tensors.keys():
-            odd = sorted(arrays.keys() ^ self.tensors.keys())
-            raise ValueError(f"a {self.spec.family} has other tensors than were sent: {', '.join(odd[:3])}")
-        with torch.no_grad():
-            torch._foreach_copy_(list(self.tensors.values()), [arrays[name] for name in self.tensors])
+Grant: TypeAlias = Callable[[Wish], Fit]
+"""Does a fit."""
 
 
 class Site:
@@ -114,30 +41,23 @@ class Site:
     def __init__(self, world: World) -> None:
         self.world = world
         self.hardware = torch.device(world.hardware)
-        self._nets: dict[tuple[Spec, int], _Live] = {}
+        self._nets: dict[tuple[Spec, int, int], Live] = {}
         self._columns: dict[int, tuple[Mapping[str, Tensor], dict[str, Tensor]]] = {}
 
-    def answer(self, letter: Letter) -> Outcome:
-        """Runs the client's half; whatever it raises becomes the outcome's fault."""
-        started = time.perf_counter()
-        task = letter.task
-        bare = replace(task, models=EMPTY, arrays=EMPTY)
-        device = SiteDevice(self, task, dict(letter.memory))
-        try:
-            reply = answer(self.world.method, task, device)
-            cost = Cost(payload(task), payload(reply), device.flops, device.peak, time.perf_counter() - started)
-        except Skip as note:
-            return Outcome(bare, fault=str(note), skipped=True)
-        except Exception as fault:
-            return Outcome(bare, fault=f"{type(fault).__name__}: {fault}")
-        return Outcome(bare, replace(reply, task=bare, cost=cost), _changed(letter.memory, device.memory))
+    def answer(self, letter: Letter, seat: int = 0, grant: Grant = Wish.granted) -> Outcome:
+        """Runs the client's half; whatever it raises becomes the outcome's fault.
 
-    def live(self, spec: Spec, number: int) -> _Live:
-        """The site's n-th network of this spec; a task that builds several of one spec gets several."""
-        found = self._nets.get((spec, number))
+        Halves that run side by side have a seat each, with networks of its own; `grant` does their fits.
+        """
+        half = Half(self, letter, seat, grant)
+        return half.outcome(lambda: answer(self.world.method, letter.task, half.device))
+
+    def live(self, spec: Spec, number: int, seat: int = 0) -> Live:
+        """A seat's n-th network of this spec; a task that builds several of one spec gets several."""
+        found = self._nets.get((spec, number, seat))
         if found is None:
             net = self.world.zoo.build(Model(spec), stream(0, "blank")).to(self.hardware)
-            found = self._nets[spec, number] = _Live(spec, net)
+            found = self._nets[spec, number, seat] = Live(spec, net)
         return found
 
     def here(self, examples: Examples) -> Examples:
@@ -149,7 +69,31 @@ class Site:
             moved = {name: column.to(self.hardware) for name, column in examples.columns.items()}
             self._columns[key] = (examples.columns, moved)
         rows = None if examples.rows is None else examples.rows.to(self.hardware)
-        return Examples(self._columns[key][1], rows, examples.prepare)
+        return Examples(self._columns[key][1], rows, examples.prepare, examples.vary)
+
+
+class Half:
+    """A client's half of a round, while it runs."""
+
+    def __init__(self, site: Site, letter: Letter, seat: int = 0, grant: Grant = Wish.granted) -> None:
+        self.letter = letter
+        self.device = SiteDevice(site, letter.task, dict(letter.memory), seat, grant)
+        self._started = time.perf_counter()
+
+    def outcome(self, work: Callable[[], Reply]) -> Outcome:
+        """What becomes of the letter, once this has made the reply."""
+        task, device = self.letter.task, self.device
+        bare = Task(task.verb, task.to, task.key, task.round, config=task.config, memory=task.memory)
+        try:
+            reply = work()
+            seconds = time.perf_counter() - self._started
+            cost = Cost(payload(task), payload(reply), device.flops, device.peak, seconds)
+        except Skip as note:
+            return Outcome(bare, fault=str(note), skipped=True)
+        except Exception as fault:
+            return Outcome(bare, fault=f"{type(fault).__name__}: {fault}")
+        stamped = Reply(reply.models, reply.arrays, reply.weight, reply.metrics, bare, cost)
+        return Outcome(bare, stamped, _changed(self.letter.memory, device.memory))
 
 
 def _changed(before: Mapping[str, Any], after: Memory) -> Memory | None:
@@ -161,14 +105,14 @@ def _changed(before: Mapping[str, Any], after: Memory) -> Memory | None:
 class SiteDevice:
     """The device of one task."""
 
-    def __init__(self, site: Site, task: Task, memory: Memory) -> None:
+    def __init__(self, site: Site, task: Task, memory: Memory, seat: int, grant: Grant) -> None:
         world = site.world
         self.client, self.round = task.to, task.round
         self.memory, self.zoo, self.problem = memory, world.zoo, world.problem
         self.flops = self.peak = 0
-        self._site, self._task = site, task
+        self._site, self._task, self._seat, self._grant = site, task, seat, grant
         self._built: dict[Spec, int] = {}
-        self._lives: dict[int, _Live] = {}
+        self._lives: dict[int, Live] = {}
         self._rng: torch.Generator | None = None
         self._shard: Shard | None = None
 
@@ -208,7 +152,7 @@ class SiteDevice:
     def build(self, model: Model) -> nn.Module:
         number = self._built.get(model.spec, 0)
         self._built[model.spec] = number + 1
-        live = self._site.live(model.spec, number)
+        live = self._site.live(model.spec, number, self._seat)
         self._lives[id(live.net)] = live
         arrays = model.arrays
         if arrays is None:
@@ -218,8 +162,7 @@ class SiteDevice:
         return live.net
 
     def rest(self, net: nn.Module) -> Arrays:
-        tensors = self._lives[id(net)].tensors
-        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        return self._lives[id(net)].rest()
 
     def fit(
         self,
@@ -230,62 +173,59 @@ class SiteDevice:
         edits: Sequence[Edit] = (),
         want_gradient: bool = False,
     ) -> Fit:
-        live = self._lives[id(net)]
-        hardware = self._site.hardware
-        with self._noise(live):
-            done = fit(
-                net,
-                examples,
-                local,
-                local.rate(self.round),
-                located(loss or self.problem.loss, hardware),
-                [located(edit, hardware) for edit in edits],
-                rng=self.rng,
-                weights=live.weights,
-                want_gradient=want_gradient,
-            )
-        self._count(live.spec, min(local.batch, len(examples)), local, done)
-        return done
+        wish = self.wish(net, examples, local, loss, edits, want_gradient)
+        return self.told(wish, self.alone(wish) if self.noisy(wish) else self._grant(wish))
 
-    @contextmanager
-    def _noise(self, live: _Live) -> Iterator[None]:
-        """Dropout draws from torch's own generator: seeded from this task's stream, and put back as it was."""
-        if not live.noisy:
-            yield
-            return
+    def wish(
+        self,
+        net: nn.Module,
+        examples: Examples,
+        local: Local,
+        loss: Loss | None = None,
+        edits: Sequence[Edit] = (),
+        want_gradient: bool = False,
+    ) -> Wish:
+        """A fit that is yet to be done."""
+        live, hardware = self._lives[id(net)], self._site.hardware
+        loss = located(loss or self.problem.loss, hardware)
+        edits = [located(edit, hardware) for edit in edits]
+        kind, lr = live.spec if live.dense else None, local.rate(self.round)
+        laid = (live.buffer, live.layout) if live.dense and live.layout else None
+        return Wish(kind, net, live.weights, examples, local, lr, loss, edits, self.rng, want_gradient, laid)
+
+    def noisy(self, wish: Wish) -> bool:
+        """Whether a network draws from torch's own generator as it trains."""
+        return self._lives[id(wish.net)].noisy
+
+    def alone(self, wish: Wish) -> Fit:
+        """Fits a noisy network, its noise seeded from this task's stream; torch's own generator is put back."""
         seed = int(torch.randint(2**62, (), generator=self.rng))
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            yield
+            return wish.granted()
+
+    def told(self, wish: Wish, done: Fit) -> Fit:
+        """Counts the work of a fit: FLOPs of the rows seen, and memory.
+
+        In memory are weights, gradients, optimiser slots and activations; what losses and edits hold, frozen networks
+        too, of which each batch asks a forward pass; and the gradients' mean, if it was asked for.
+        """
+        if not done.steps:
+            return done
+        batch, local = min(wish.local.batch, len(wish.examples)), wish.local
+        work, (tensors, nets) = self._lives[id(wish.net)].work(self.zoo, batch), kept(wish.loss, *wish.edits)
+        asked = [self._lives[id(net)].work(self.zoo, batch) for net in nets]
+        self.flops += (work.flops + sum(other.flops for other in asked) // 3) * done.samples // batch
+        slots = 2 if local.optimiser == "adam" else int(local.momentum > 0)
+        copies = 2 + slots + (done.gradient is not None)
+        beside = sum(tensor.nbytes for tensor in tensors) + sum(other.parameter_bytes for other in asked)
+        self.peak = max(self.peak, work.parameter_bytes * copies + work.activation_bytes + beside)
+        return done
 
     def observe(self, net: nn.Module, examples: Examples, batch: int) -> int:
         seen = observe(net, examples, batch, self.problem.loss, self.rng)
         if seen:
-            work = self.zoo.cost(self._lives[id(net)].spec, batch)
+            work = self._lives[id(net)].work(self.zoo, batch)
             self.flops += work.flops * len(examples) // (3 * batch)  # forward is a third of a training step
             self.peak = max(self.peak, work.parameter_bytes)
         return seen
-
-    def _count(self, spec: Spec, batch: int, local: Local, done: Fit) -> None:
-        """Counts the work: FLOPs of the rows seen; memory of weights, gradients, optimiser slots and activations."""
-        if not done.steps:
-            return
-        work = self.zoo.cost(spec, batch)
-        self.flops += work.flops * done.samples // batch
-        slots = 2 if local.optimiser == "adam" else int(local.momentum > 0)
-        self.peak = max(self.peak, work.parameter_bytes * (2 + slots) + work.activation_bytes)
-
-
-def located(value: Any, hardware: torch.device) -> Any:
-    """A loss or an edit with its tensors where the networks are."""
-    if hardware.type == "cpu":
-        return value
-    if isinstance(value, Tensor):
-        return value.to(hardware)
-    if isinstance(value, tuple):
-        return tuple(located(item, hardware) for item in value)
-    if isinstance(value, Mapping):
-        return {name: located(item, hardware) for name, item in value.items()}
-    if is_dataclass(value) and not isinstance(value, type | Part):
-        return replace(value, **{field.name: located(getattr(value, field.name), hardware) for field in fields(value)})
-    return value

@@ -17,6 +17,8 @@ def rows(samples: int, local: Local, rng: torch.Generator) -> list[Tensor]:
     """The rows of every batch of a client's round, in order."""
     if samples == 0:
         return []
+    if local.steps is None and local.epochs == 1 and samples <= local.batch:
+        return [torch.randperm(samples, generator=rng)]
     batches: list[Tensor] = []
     if local.steps is None:
         for _ in range(local.epochs):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -29,22 +29,22 @@ class Frozen:
 
 def kept(*values: Any) -> tuple[list[Tensor], list[nn.Module]]:
     """The tensors and the frozen networks that losses and edits hold while they train, each once."""
-    found = {id(item): item for value in values for item in _items(value)}.values()
-    return [item for item in found if isinstance(item, Tensor)], [item for item in found if isinstance(item, nn.Module)]
-
-
-def _items(value: Any) -> Iterator[Tensor | nn.Module]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Frozen):
-        yield value.net
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _items(item)
-    elif isinstance(value, Mapping):
-        yield from _items(tuple(value.values()))
-    elif is_dataclass(value) and not isinstance(value, type | Part):
-        yield from _items(tuple(getattr(value, field.name) for field in fields(value)))
+    tensors: dict[int, Tensor] = {}
+    nets: dict[int, nn.Module] = {}
+    waiting = list(values)
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Tensor):
+            tensors[id(value)] = value
+        elif isinstance(value, Frozen):
+            nets[id(value.net)] = value.net
+        elif isinstance(value, tuple | list):
+            waiting.extend(value)
+        elif isinstance(value, Mapping):
+            waiting.extend(value.values())
+        elif is_dataclass(value) and not isinstance(value, type | Part):
+            waiting.extend(vars(value).values())
+    return list(tensors.values()), list(nets.values())
 
 
 def located(value: Any, hardware: torch.device) -> Any:

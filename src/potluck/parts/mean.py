@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from potluck.core import Arrays, Weight
-from potluck.parts.part import Mask, Place
+from potluck.core import Arrays, Flat, Layout, Weight, views
+from potluck.parts.part import Mask, Part, Place
 
 BLOCK = 16
 """Sums run over fixed blocks of this many tasks, then block by block, so that their bits do not depend on workers."""
@@ -32,6 +32,8 @@ class Sums:
     total's shape (dimensions that are never cut, such as a kernel's, have length one)."""
     peaks: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     """(maximum, seen) of tensors of whole numbers."""
+    flat: tuple[Layout, Tensor] | None = None
+    """The buffer in which the totals lie, while every contribution came in one of the same layout."""
 
     def merge(self, other: Sums) -> None:
         """Adds another block's sums."""
@@ -75,6 +77,8 @@ class OverlapMean:
         if position // BLOCK != self._number:
             self._close()
             self._number = position // BLOCK
+        if isinstance(arrays, Flat) and isinstance(weight, float) and self._add_flat(arrays, held, weight):
+            arrays = arrays.others
         for name, tensor in arrays.items():
             factor = _factor(weight, name)
             if isinstance(factor, Tensor) or factor > 0:
@@ -111,6 +115,27 @@ class OverlapMean:
         if self._block.totals or self._block.peaks:
             self.sums.merge(self._block)
             self._block = Sums()
+
+    def _add_flat(self, arrays: Flat, held: Any, factor: float) -> bool:
+        """Adds a whole buffer at once, to the same sums as tensor by tensor; False where that cannot be."""
+        block, layout = self._block, arrays.layout
+        if not (isinstance(held, Part) and held.entire and factor > 0):
+            return False
+        if block.flat is None and not block.totals:
+            if any(
+                self.start[name].shape != shape or not self.start[name].is_floating_point() for name, _, shape in layout
+            ):
+                return False
+            block.flat = (layout, torch.mul(arrays.buffer.to(torch.float64), factor))
+            block.totals |= views(block.flat[1], layout)
+            block.weights |= {name: factor for name, _, _ in layout}
+            return True
+        if block.flat is None or block.flat[0] != layout:
+            return False
+        block.flat[1].add_(arrays.buffer, alpha=factor)
+        for name, _, _ in layout:
+            block.weights[name] = block.weights[name] + factor
+        return True
 
     def _add(self, held: Placed, name: str, tensor: Tensor, factor: float | Tensor) -> None:
         place = held.place(name)

@@ -53,7 +53,8 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Running:
-    """How the work is done, under [run]. Nothing here but `stop_at` and `quorum` can change a result."""
+    """How the work is done, under [run]. `stop_at` and `quorum` can change a result, `hardware` and `stack` its last
+    bits; nothing else here does."""
 
     engine: Literal["auto", "serial", "wire", "pool"] = "auto"
     """auto: pool where there are several cores and Linux, else serial."""
@@ -61,6 +62,9 @@ class Running:
     """Where devices' networks are simulated. A GPU works under serial and wire; its bits differ from a CPU's."""
     workers: int = 0
     """Worker processes of the pool; 0: one per core."""
+    stack: int = 0
+    """How many clients train in one go where their networks are small, dense and alike (about 20 is good); 0: each by
+    itself."""
     checkpoint_every: int = 1
     """Rounds between checkpoints."""
     keep: int = 2
@@ -70,16 +74,17 @@ class Running:
     retries: int = 3
     """Further tries at a round that missed its quorum."""
     stop_at: dict[str, float] = field(default_factory=dict)
-    """End early when a score is reached on the validation set, such as {accuracy = 0.95}."""
+    """End early when the score that the data is judged by is reached on the validation set: {accuracy = 0.95}."""
 
     def __post_init__(self) -> None:
-        for name, low in (("workers", 0), ("checkpoint_every", 1), ("keep", 1), ("quorum", 0), ("retries", 0)):
+        lows = {"workers": 0, "stack": 0, "checkpoint_every": 1, "keep": 1, "quorum": 0, "retries": 0}
+        for name, low in lows.items():
             if getattr(self, name) < low:
                 raise ValueError(f"run.{name} = {getattr(self, name)} is below {low}")
         if self.hardware != "cpu" and self.engine == "pool":
             raise ValueError('run.hardware = "cuda" needs run.engine = "serial": a GPU is not shared among processes')
-        if odd := set(self.stop_at) - {"accuracy"}:
-            raise ValueError(f"run.stop_at knows accuracy, not {', '.join(sorted(odd))}")
+        if odd := set(self.stop_at) - {"accuracy", "f1", "matthews", "pearson"}:
+            raise ValueError(f"run.stop_at knows accuracy, f1, matthews and pearson, not {', '.join(sorted(odd))}")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,66 @@
+"""What a site works on: the world, and letters that come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from potluck.core import EMPTY, Examples, Problem, Reply, Task, Zoo
+
+
+class Shard(Protocol):
+    """What one device has of the data."""
+
+    @property
+    def train(self) -> Examples: ...
+    @property
+    def validation(self) -> Examples: ...
+    @property
+    def test(self) -> Examples: ...
+    @property
+    def labels(self) -> Sequence[int]: ...
+
+
+class Shelf(Protocol):
+    """Who has which examples. The server's shard is the public set and the server's own splits."""
+
+    @property
+    def public(self) -> Examples: ...
+    def shard(self, client: str) -> Shard: ...
+
+
+@dataclass(frozen=True, eq=False)
+class World:
+    """All that a device needs besides its task: the method, the networks, the data, the problem, the seed."""
+
+    method: Any
+    zoo: Zoo
+    shelf: Shelf
+    problem: Problem
+    seed: int
+    hardware: str = "cpu"
+    """Where networks live and examples lie while a site works: torch's name of it. Models at rest stay on the CPU."""
+    stack: int = 0
+    """How many clients train in one go where their networks are small, dense and alike; 0: each by itself."""
+
+
+@dataclass(frozen=True, eq=False)
+class Letter:
+    """A task on its way to a device, with the memory the client starts from."""
+
+    task: Task
+    memory: Mapping[str, Any] = EMPTY
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What became of a letter: a reply and the memory after it, or why there is none."""
+
+    task: Task
+    reply: Reply | None = None
+    memory: Mapping[str, Any] | None = None
+    """None: unchanged."""
+    fault: str = ""
+    """What a failed client's half raised, or a note that it had nothing to do."""
+    skipped: bool = False

@@ -1,0 +1,202 @@
+"""Several clients' training in one go: networks of one shape, stacked along a new first dimension.
+
+Tiny networks spend most of their time between operations; stacked, twenty clients pay for that once. The arithmetic is
+each client's own, but matrix products of other shapes may round differently: equal within a tolerance, not bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from potluck.core import Batch, Edit, Examples, Fit, Grads, Layout, Local, Loss
+from potluck.learn.descend import stepper
+from potluck.learn.edits import Pull
+from potluck.learn.fit import fit, rows
+from potluck.learn.losses import CrossEntropy, MaskedCrossEntropy, masked
+
+LOSSES = (CrossEntropy, MaskedCrossEntropy)
+"""Losses that are known to work on a stack."""
+EDITS = (Pull,)
+"""Edits that treat every number alike, so that they work on stacked tensors as they are."""
+
+
+@dataclass(frozen=True, eq=False)
+class Wish:
+    """A fit that a device asks for."""
+
+    kind: Hashable
+    """Of the network: equal for networks that differ in nothing but their numbers; None: it is not to be stacked."""
+    net: nn.Module
+    weights: Mapping[str, Tensor]
+    examples: Examples
+    local: Local
+    lr: float
+    loss: Loss
+    edits: Sequence[Edit]
+    rng: torch.Generator
+    want_gradient: bool = False
+    laid: tuple[Tensor, Layout] | None = None
+    """The buffer in which the network's weights lie, if they do, and where each of them."""
+
+    def granted(self) -> Fit:
+        """The fit, by itself."""
+        return fit(
+            self.net, self.examples, self.local, self.lr, self.loss, self.edits,
+            rng=self.rng, weights=self.weights, want_gradient=self.want_gradient,
+        )  # fmt: skip
+
+
+_PLAIN = (nn.Linear, nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.Identity, nn.Flatten)
+"""Layers that are known to work on a stack."""
+
+
+def dense(net: nn.Module) -> bool:
+    """Whether a network can be stacked: linear layers and what acts on each number alone, nothing else."""
+    leaves = [layer for layer in net.modules() if next(layer.children(), None) is None]
+    return next(net.buffers(), None) is None and all(isinstance(leaf, _PLAIN) for leaf in leaves)
+
+
+def likeness(wish: Wish) -> Hashable | None:
+    """What wishes must share to be granted together; None: this one stands alone."""
+    values = (wish.loss, *wish.edits)
+    known = type(wish.loss) in LOSSES and all(type(edit) in EDITS for edit in wish.edits)
+    plain = not wish.want_gradient and wish.examples.vary is None and len(wish.examples) > 0
+    if wish.kind is None or not known or not plain:
+        return None
+    spoken = tuple((type(value), *_plain(value).items()) for value in values)
+    if wish.examples.columns["y"].dim() != 1:
+        return None
+    stored = tuple((name, column.shape[1:], column.dtype) for name, column in wish.examples.columns.items())
+    return wish.kind, wish.laid is None, wish.local, wish.lr, len(wish.examples), stored, wish.examples.prepare, spoken
+
+
+def fit_stacked(wishes: Sequence[Wish]) -> list[Fit]:
+    """Trains the networks of wishes that are alike, all at once."""
+    first = wishes[0]
+    batches = [rows(len(wish.examples), wish.local, wish.rng) for wish in wishes]
+    buffers, stacked = _stacked(wishes)
+    names, live = list(stacked), list(stacked.values())
+    loss = _with(first.loss, _gathered([wish.loss for wish in wishes]))
+    edits = [_with(edit, _gathered([wish.edits[at] for wish in wishes])) for at, edit in enumerate(first.edits)]
+    move, losses = stepper(first.local, first.lr), [torch.zeros(0, len(wishes))]
+    first.net.train()
+    for step in zip(*batches, strict=True):
+        values = _losses(first.net, stacked, loss, _batch(wishes, step))
+        grads = list(torch.autograd.grad(values.sum(), live, materialize_grads=True))
+        with torch.no_grad():
+            if edits:
+                edited: Grads = dict(zip(names, grads, strict=True))
+                for edit in edits:
+                    edited = edit(edited, stacked)
+                grads = [edited[name] for name in names]
+            move(live, grads if first.local.clip is None else _clipped(grads, first.local.clip))
+        losses.append(values.detach()[None])
+    with torch.no_grad():
+        torch._foreach_copy_([tensor for wish in wishes for tensor in _room(wish)], buffers)
+    means = torch.cat(losses).mean(0).tolist()
+    return [
+        Fit(len(drawn), sum(map(len, drawn)), first.lr, mean, drawn[-1] if drawn else torch.zeros(0, dtype=torch.long))
+        for drawn, mean in zip(batches, means, strict=True)
+    ]
+
+
+def _stacked(wishes: Sequence[Wish]) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Every client's numbers, as `_room` has them, and the same memory as one tensor of all clients for each weight."""
+    first = wishes[0]
+    if first.laid is None:
+        tensors = {name: torch.stack([wish.weights[name].detach() for wish in wishes]) for name in first.weights}
+        rows = [tensors[name][at] for at in range(len(wishes)) for name in tensors]
+        return rows, {name: tensor.requires_grad_() for name, tensor in tensors.items()}
+    whole = torch.stack([wish.laid[0] for wish in wishes if wish.laid is not None])
+    found = {}
+    for name, start, shape in first.laid[1]:
+        one = whole[0, start : start + math.prod(shape)].view(shape)
+        found[name] = whole.as_strided((len(wishes), *shape), (whole.stride(0), *one.stride()), start).requires_grad_()
+    return list(whole.unbind()), found
+
+
+def _room(wish: Wish) -> list[Tensor]:
+    """Where a client's numbers lie."""
+    return list(wish.weights.values()) if wish.laid is None else [wish.laid[0]]
+
+
+def _losses(net: nn.Module, stacked: Mapping[str, Tensor], loss: Any, batch: Batch) -> Tensor:
+    """Each client's mean cross-entropy."""
+    with _Wide():
+        scores: Tensor = functional_call(net, dict(stacked), (batch[loss.inputs],))
+    if isinstance(loss, MaskedCrossEntropy):
+        scores = masked(scores, loss.owned[:, None])
+    labels = batch[loss.labels]
+    each = functional.cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="none")
+    return each.view(labels.shape).mean(1)
+
+
+class _Wide(TorchFunctionMode):
+    """Linear layers as products of stacks, [clients, batch, inside] with [clients, outside, inside]; an example's
+    dimensions begin one later."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is functional.linear:
+            x, weight, *bias = args
+            return (
+                torch.bmm(x, weight.mT)
+                if not bias or bias[0] is None
+                else torch.baddbmm(bias[0][:, None], x, weight.mT)
+            )
+        if func is Tensor.flatten:
+            x, start, *end = args
+            return x.flatten(start + 1, *end)
+        return func(*args, **(kwargs or {}))
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    """What a value says in anything but tensors."""
+    return {name: item for name, item in vars(value).items() if not isinstance(item, Tensor | Mapping)}
+
+
+def _with(value: Any, told: Mapping[str, Any]) -> Any:
+    """A loss or an edit with other tensors."""
+    return replace(value, **told)
+
+
+def _gathered(values: Sequence[Any]) -> dict[str, Any]:
+    """The tensors of values that are alike, stacked, by the name of their field."""
+    found: dict[str, Any] = {}
+    for field in fields(values[0]):
+        items = [getattr(value, field.name) for value in values]
+        if isinstance(items[0], Tensor):
+            found[field.name] = torch.stack(items)
+        elif isinstance(items[0], Mapping):
+            found[field.name] = {name: torch.stack([item[name] for item in items]) for name in items[0]}
+    return found
+
+
+def _batch(wishes: Sequence[Wish], step: Sequence[Tensor]) -> Batch:
+    """Every client's batch of a step; gathered at once where they share their columns."""
+    examples = wishes[0].examples
+    first = examples.columns["x"] if "x" in examples.columns else next(iter(examples.columns.values()))
+    if any(all(column is not first for column in wish.examples.columns.values()) for wish in wishes):
+        apart = [wish.examples[batch] for wish, batch in zip(wishes, step, strict=True)]
+        return {name: torch.stack([batch[name] for batch in apart]) for name in apart[0]}
+    picked = [
+        batch if wish.examples.rows is None else wish.examples.rows[batch]
+        for wish, batch in zip(wishes, step, strict=True)
+    ]
+    flat = Examples(examples.columns, torch.cat(picked), examples.prepare).all()
+    return {name: column.view(len(wishes), -1, *column.shape[1:]) for name, column in flat.items()}
+
+
+def _clipped(grads: list[Tensor], most: float) -> list[Tensor]:
+    """Each client's gradients scaled so that their common norm is at most this."""
+    norms = torch.stack([torch.linalg.vector_norm(grad.flatten(1), dim=1) for grad in grads])
+    scale = torch.clamp(most / (torch.linalg.vector_norm(norms, dim=0) + 1e-6), max=1.0)
+    return [grad * scale.view(-1, *[1] * (grad.dim() - 1)) for grad in grads]
