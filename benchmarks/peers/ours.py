@@ -35,7 +35,7 @@ def settings(work: Work, rounds: int, engine: str) -> dict[str, Any]:
         "model": {"name": work.net},
         "local": {"lr": LR, "epochs": 1, "batch": work.batch},
         "score": {"every": 10**6, "clients": 0},
-        "run": {"engine": "serial", "stack": 20} if engine == "stacked" else {"engine": engine},
+        "run": {"engine": "serial", "stack": 40} if engine == "stacked" else {"engine": engine},
     }
     if work.widths:
         # Label masks and scalers are HeteroFL's own; the bare loop has neither.

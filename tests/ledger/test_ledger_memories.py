@@ -149,7 +149,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
 Memories(Path(sys.argv[1])).commit(4, {str(n): b"%d" % n for n in range(300)})
 """
     assert start(memories.folder, program=program).communicate() == ("", "")
-    assert memories.read("299") == (4, b"299")
+    assert Memories(memories.folder).read("299") == (4, b"299")
 
 
 def test_a_damaged_memory_is_never_handed_out(memories):

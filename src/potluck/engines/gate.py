@@ -49,14 +49,15 @@ class Gate:
             model, sent = reply.models[key], task.models.get(key)
             if not isinstance(model, Model):
                 yield f"model '{key}' is a {type(model).__name__}"
-            if sent is not None and model.spec != sent.spec:
+            if sent is not None and model.spec is not sent.spec and model.spec != sent.spec:
                 yield f"model '{key}' is a {model.spec.family} of another shape than was sent"
             yield from _misfits(model.arrays or {}, shapes)
             yield from _wild(model.arrays or {})
             if self.bound is not None and sent is not None and sent.arrays is not None:
                 yield from self._too_far(model.arrays or {}, sent.arrays)
-        yield from _misfits(reply.arrays, expected.arrays)
-        yield from _wild(reply.arrays)
+        if reply.arrays or expected.arrays:
+            yield from _misfits(reply.arrays, expected.arrays)
+            yield from _wild(reply.arrays)
 
     def _too_far(self, new: Arrays, old: Arrays) -> Iterator[str]:
         assert self.bound is not None

@@ -75,8 +75,7 @@ def likeness(wish: Wish) -> Hashable | None:
     spoken = tuple((type(value), *_plain(value).items()) for value in values)
     if wish.examples.columns["y"].dim() != 1:
         return None
-    stored = tuple((name, column.shape[1:], column.dtype) for name, column in wish.examples.columns.items())
-    return wish.kind, wish.laid is None, wish.local, wish.lr, len(wish.examples), stored, wish.examples.prepare, spoken
+    return wish.kind, wish.laid is None, wish.local, wish.lr, len(wish.examples), wish.examples.prepare, spoken
 
 
 def fit_stacked(wishes: Sequence[Wish]) -> list[Fit]:

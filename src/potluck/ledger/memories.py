@@ -39,14 +39,12 @@ class Memories:
         self.folder = folder
         self._shards: dict[str, Shard] = {}  # those used last; cost follows the cohort, not the population
         self._several: set[str] = set()  # names with more than one version: all that `prune` has to look at
-        self._any = False  # whether there is anything to look for: most methods' clients remember nothing
+        self._any = folder.exists()  # most methods' clients remember nothing
 
     def read(self, client: str, version: int | None = None) -> tuple[int, bytes] | None:
         """The newest memory up to this version, as (version, bytes); None where the client has none."""
         if not self._any:
-            self._any = self.folder.exists()
-            if not self._any:
-                return None
+            return None
         name = _name(client)
         versions = self._shard(_shard_of(name)).get(name, [])
         known = len(versions) if version is None else bisect_right(versions, version)
@@ -69,6 +67,7 @@ class Memories:
         if not staged:
             return
         waiting, touched = iter(staged.items()), set()
+        self._any = True
         try:
             make_folder(self.folder)
             while batch := dict(islice(waiting, _BATCH)):
