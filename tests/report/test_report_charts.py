@@ -121,7 +121,7 @@ def test_the_terminal_table_has_a_row_per_tier_and_one_for_all(tmp_path: Path) -
     assert run.curve.final
     for words in ("watch", "phone", "laptop", "global", "22,666", "[red]FedAvg[/red]"):
         assert words in text
-    assert units.percent(run.curve.final.accuracy) in text
+    assert units.percent(run.curve.final.score) in text
     assert units.size(run.totals.bytes_down) in text
 
 

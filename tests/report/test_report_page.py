@@ -67,10 +67,10 @@ def test_one_run_shows_its_headline_numbers(tmp_path: Path) -> None:
     run = read(folder)
     text = page([folder], tmp_path / "report.html").text
     assert run.curve.final
-    assert f"{100 * (run.curve.final.accuracy or 0):.1f} %" in text
+    assert f"{100 * (run.curve.final.score or 0):.1f} %" in text
     for tier in run.tiers:
         assert tier.curve.final
-        assert f"{100 * (tier.curve.final.accuracy or 0):.1f} %" in text
+        assert f"{100 * (tier.curve.final.score or 0):.1f} %" in text
         assert f"{tier.parameters:,}" in text
     for words in (
         "20 of 20 rounds",

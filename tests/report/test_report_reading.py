@@ -39,8 +39,8 @@ def test_best_is_chosen_by_validation_and_final_is_the_last(tmp_path: Path) -> N
     curve = read(write_folder(tmp_path / "a", manifest(), [], scores)).curve
     assert curve.best
     assert curve.final
-    assert (curve.best.round, curve.best.test.accuracy) == (1, 0.5)
-    assert (curve.final.round, curve.final.test.accuracy) == (3, 0.8)
+    assert (curve.best.round, curve.best.test.value) == (1, 0.5)
+    assert (curve.final.round, curve.final.test.value) == (3, 0.8)
 
 
 def test_without_validation_nothing_is_best(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_round_done_again_after_a_stop_counts_once(tmp_path: Path) -> None:
     run = read(write_folder(tmp_path / "a", manifest(), events, [scored(1, 0.1), scored(1, 0.2)]))
     assert run.totals.bytes_up == 7
     assert [line.loss for line in run.rounds] == [2.0]
-    assert [point.test.accuracy for point in run.curve.points] == [0.2]
+    assert [point.test.value for point in run.curve.points] == [0.2]
 
 
 def test_cost_so_far_grows_round_by_round(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from made_runs import made_run
 
-from potluck.report import read, write_report
+from potluck.report import read, verdict, write_report
 from potluck.report.sweep import cells, scaled
 
 
@@ -25,7 +25,7 @@ def test_a_cell_is_the_mean_over_seeds_of_one_method_under_one_variant(tmp_path:
     found = cells(runs)
     assert list(found) == ["FedRolex", "HeteroFL"]
     assert list(found["FedRolex"]) == ["share = 0.1", "share = 0.9"]
-    two = [run.curve.final.accuracy for run in runs[2:4] if run.curve.final]
+    two = [run.curve.final.score for run in runs[2:4] if run.curve.final]
     assert found["FedRolex"]["share = 0.9"]["mean"] == sum(filter(None, two)) / 2
 
 
@@ -34,6 +34,11 @@ def test_a_page_of_variants_has_a_table_and_a_chart(tmp_path: Path) -> None:
     assert "What varies" in page
     assert "Final accuracy against share" in page
     assert "HeteroFL, share = 0.9" in page
+    assert page.index("What varies") < page.index("<h2>Accuracy")
+
+
+def test_variants_are_not_ranked_against_each_other(tmp_path: Path) -> None:
+    assert verdict([read(folder) for folder in swept(tmp_path)]) == []
 
 
 def test_runs_without_variants_have_no_such_section(tmp_path: Path) -> None:

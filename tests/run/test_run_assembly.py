@@ -59,10 +59,13 @@ def test_a_depth_per_stage_needs_one_number_for_each():
     assert "tier 'a': resnet: depth = (1, 1) must be 4 numbers, one per stage" in refusal(experiment(plain))
 
 
-def test_data_without_classes_is_refused():
-    floats = sources.from_arrays(np.zeros((10, 2), "f4"), np.linspace(0, 1, 10, dtype="f4"), name="slope")
-    with pytest.raises(SettingsError, match="data 'slope' has no classes to tell apart"):
-        assemble(tiny(), source=floats)
+def test_data_with_one_class_or_several_numbers_a_row_is_refused():
+    same = sources.from_arrays(np.zeros((10, 2), "f4"), np.zeros(10, int), name="same")
+    with pytest.raises(SettingsError, match="data 'same' has one class"):
+        assemble(tiny(), source=same)
+    pairs = sources.from_arrays(np.zeros((10, 2), "f4"), np.zeros((10, 2), "f4"), name="pairs")
+    with pytest.raises(SettingsError, match="data 'pairs' has several numbers in each row"):
+        assemble(tiny(), source=pairs)
 
 
 def test_tiers_are_ordered_by_their_network_and_the_server_carries_the_full_one():

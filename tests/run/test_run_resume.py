@@ -159,7 +159,7 @@ def test_edited_settings_are_refused(tmp_path):
     with pytest.raises(SettingsError, match=r"mlp has no option 'hiden'. Did you mean 'hidden'\?"):
         resume(tmp_path / "run")
     file.write_text(text.replace("cohort = 3", "cohrt = 3"))
-    with pytest.raises(SettingsError, match=r"settings.toml: line 4: the top of the file has no setting 'cohrt'"):
+    with pytest.raises(SettingsError, match=r"settings.toml: line 5: the top of the file has no setting 'cohrt'"):
         resume(tmp_path / "run")
 
 

@@ -34,7 +34,7 @@ def test_a_result_says_what_is_promised_and_can_be_written_as_json(healthy):
     plain = healthy.plain()
     wanted = ["run", "method", "rounds", "seed", "scores", "bytes_down", "bytes_up", "seconds", "weights_sha256"]
     assert set(wanted) <= set(plain)
-    assert set(plain) - set(wanted) == {"device_seconds", "joules"}
+    assert set(plain) - set(wanted) == {"device_seconds", "joules", "metric"}
     assert set(plain["scores"]) == {"global", "tiers"}
     assert (plain["run"], plain["method"], plain["rounds"], plain["seed"]) == (str(healthy.folder), "fedavg", 2, 0)
     assert len(plain["weights_sha256"]) == 64
@@ -239,3 +239,17 @@ def test_a_method_object_from_python_is_the_one_that_trains(tmp_path, healthy):
 def test_fedavg_passes_95_percent_on_digits_with_the_defaults(tmp_path):
     result = run(experiment({"method": {"name": "fedavg"}}), tmp_path / "run")
     assert result.accuracy > 0.95
+
+
+def test_what_the_server_asks_of_itself_crosses_no_wire_and_is_nobodys_bill(tmp_path):
+    data = {"clients": 8, "public": 60}
+    found = run(tiny(method={"name": "feddf"}, data=data, rounds=1), tmp_path / "run")
+    tasks = events(tmp_path / "run", "task")
+    own = [task["measured"] for task in tasks if task["client"] == "server"]
+    assert own
+    assert {(cost["bytes_down"], cost["bytes_up"]) for cost in own} == {(0, 0)}
+    theirs = [task for task in tasks if task["client"] != "server"]
+    assert found.totals["bytes_up"] == sum(task["measured"]["bytes_up"] for task in theirs) > 0
+    assert found.totals["flops"] == sum(task["modelled"]["flops"] for task in theirs) > 0
+    assert found.totals["server_flops"] > 0
+    assert events(tmp_path / "run", "round")[0]["device_seconds"] == max(task["modelled"]["seconds"] for task in theirs)

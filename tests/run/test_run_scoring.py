@@ -140,7 +140,7 @@ def test_rounds_are_scored_as_often_as_asked_and_at_the_end(tmp_path):
 def test_every_method_is_scored_without_a_fault(name, score):
     wide = {"tier": [{"name": "small", "width": 0.4}, {"name": "large"}]} if name == "fjord" else {}
     found, _, _, _ = score(tiny(method={"name": name}, **wide))
-    assert set(found) == {"round", "global", "tiers", "clients"}
+    assert set(found) == {"round", "metric", "global", "tiers", "clients"}
     assert set(found["tiers"]) == {"small", "large"}
 
 

@@ -65,7 +65,7 @@ def refusal(read, *arguments):
         ("clients = 2", "every = 0", "score.every must be at least 1 and score.clients at least 0."),
         ('engine = "serial"', 'engine = "warp"', "line 34: run.engine = 'warp': input should be 'auto', 'serial'"),
         ('engine = "serial"', "keep = 0", "line 34: run.keep = 0 is below 1."),
-        ('engine = "serial"', "stop_at = {f1 = 0.5}", "run.stop_at knows accuracy, not f1."),
+        ('engine = "serial"', "stop_at = {f2 = 0.5}", "run.stop_at knows accuracy, f1, matthews and pearson, not f2."),
         ("[score]", "[gate]\nbound = 0\n[score]", "line 31: gate.bound = 0.0 must be above 0."),
         ("[score]", "[compare]\nmethods = [3]\n[score]", "line 31: compare.methods.0 = 3: input should be a valid str"),
         ('share = "layerwise"', "local = 3", "line 24: method.local = 3: input should be an object."),

@@ -56,16 +56,16 @@ class Bar:
 
 
 def told(scores: Mapping[str, Any] | None, totals: Mapping[str, float]) -> str:
-    """Accuracy per tier and bytes so far, in a few words."""
+    """The score per tier and bytes so far, in a few words."""
     words = []
     if scores:
-        whole = scores.get("global")
+        whole, metric = scores.get("global"), scores.get("metric", "accuracy")
         if whole:
-            words.append(f"accuracy {_share(whole['test']['accuracy'])}")
+            words.append(f"{metric} {_share(whole['test'][metric])}")
         elif scores.get("clients"):
             words.append(f"clients' mean {_share(scores['clients']['mean'])}")
         for name, tier in scores["tiers"].items():
-            shown = (tier.get("test") or {}).get("accuracy", (tier.get("clients") or {}).get("mean"))
+            shown = (tier.get("test") or {}).get(metric, (tier.get("clients") or {}).get("mean"))
             words.append(f"{name} {_share(shown)}")
     return "  ".join([*words, size(totals.get("bytes_down", 0) + totals.get("bytes_up", 0))])
 

@@ -53,6 +53,10 @@ class Zoo(Protocol):
     def tiers(self) -> Sequence[Tier]:
         """Every tier, smallest network first."""
 
+    @property
+    def public(self) -> int:
+        """Rows of the public set that these networks can be asked about; 0: there is none."""
+
     def __hash__(self) -> int: ...
     def build(self, model: Model, rng: torch.Generator | None = None) -> nn.Module: ...
     def fresh(self, spec: Spec, rng: torch.Generator) -> Model: ...

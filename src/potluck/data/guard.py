@@ -12,7 +12,7 @@ from typing import IO
 
 import numpy as np
 
-from potluck.core import InputError
+from potluck.core import InputError, SettingsError
 from potluck.data.source import Array
 
 PIECE = 1 << 20
@@ -23,6 +23,9 @@ ROOM = 64 << 20
 
 RATIO = 200
 """... and beyond that to this many times their own size; a bomb comes near deflate's limit of about 1000."""
+
+PADDED = 1 << 30
+"""Padded rows may take a gigabyte, and beyond that so many times the file's size."""
 
 _ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip", ".7z", ".rar")
 _CALLS = {"STACK_GLOBAL", "INST", "OBJ", "NEWOBJ", "REDUCE", "BUILD", "STOP"}
@@ -91,6 +94,13 @@ def unfolds(path: Path, size: int) -> None:
     if size > max(ROOM, RATIO * stored):
         claim = f"claims {size:,} bytes from {stored:,} compressed"
         raise fault(path, f"{claim}, as a decompression bomb does; store it uncompressed if it is real")
+
+
+def pads(path: Path, rows: int, length: int) -> None:
+    """An error if rows of this length, inputs and labels, would be mostly padding and fill the memory."""
+    size = 2 * 8 * length * rows
+    if size > max(PADDED, RATIO * path.stat().st_size):
+        raise SettingsError(f"data.length = {length} pads {path} to {size:,} bytes; lower it")
 
 
 def fill(file: IO[bytes], dtype: np.dtype[np.generic], shape: tuple[int, ...], path: Path) -> Array:

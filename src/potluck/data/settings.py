@@ -18,6 +18,8 @@ class Data:
     """What to read: `potluck list data` names them."""
     path: str = ""
     """The folder or file to read; digits needs none."""
+    test_path: str = ""
+    """A file with test rows, for sentences and tags; without one, data.test says how many rows are held out."""
     shape: tuple[int, ...] = ()
     """Reshape each npz sample to this, such as [1, 98, 40]; empty: as stored."""
     scale: Literal["auto", "standard"] = "auto"
@@ -30,6 +32,12 @@ class Data:
     top."""
     length: int = 20
     """Tokens in each row of a text."""
+    tokenizer: str = ""
+    """For sentences and tags: a pre-trained encoder's folder, with vocab.txt (or vocab.json and merges.txt). Without
+    one, tokens are the most frequent words of the training rows."""
+    metric: Literal["auto", "accuracy", "f1", "matthews"] = "auto"
+    """What runs are judged by. auto: accuracy; F1 of entities for tags, Pearson's correlation for numbers. f1 is class
+    1's where there are two classes, and else the mean over classes."""
     augment: Literal["none", "crop_flip"] = "none"
     """crop_flip: in training, images are moved by up to four pixels and half of them mirrored, anew at every step."""
     clients: int = 50

@@ -59,6 +59,12 @@ class Source:
     """Whose row each training row is, counted from 0."""
     names: tuple[str, ...] = ()
     """Of the classes, where known."""
+    tokens: int = 0
+    """How many different tokens inputs are made of; 0: they are no tokens, or the classes are the tokens."""
+    pad: int = 0
+    """The token that fills rows up."""
+    tagged: bool = False
+    """Whether a row's labels are tags of its tokens in the BIO scheme, which `names` spell out."""
 
 
 def from_arrays(

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import numpy as np
 
 from potluck.core import InputError, ResourceError, SettingsError
-from potluck.data import cifar, idx, npz, text
+from potluck.data import cifar, idx, npz, sentences, tags, text
 from potluck.data.settings import Data
 from potluck.data.source import Source, from_arrays
 
@@ -30,6 +30,8 @@ _READERS: Mapping[str, Callable[[Data], Source]] = MappingProxyType(
         "cifar100": cifar.read_hundred,
         "idx": idx.read,
         "npz": npz.read,
+        "sentences": sentences.read,
+        "tags": tags.read,
         "text": text.read,
     }
 )
@@ -40,6 +42,8 @@ _ABOUT: Mapping[str, str] = MappingProxyType(
         "cifar100": "CIFAR-100, its fine classes: a folder cifar-100-binary in the official binary layout",
         "idx": "IDX files as of MNIST and Fashion-MNIST: a folder of train-images-idx3-ubyte(.gz) and so on",
         "npz": "a NumPy file with x, y and optionally user (or subject, speaker), classes, x_test, y_test",
+        "sentences": 'texts or pairs with a label, as of GLUE: a .jsonl file of {"s1": ..., "s2": ..., "label": ...}',
+        "tags": 'words with BIO tags: .jsonl of {"tokens": [...], "tags": [...]}; in a folder, every file is a user',
         "text": 'text by user, for the next word or character: a .jsonl file of {"user": ..., "lines": [...]}',
     }
 )

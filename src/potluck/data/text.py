@@ -7,7 +7,6 @@ whole one take part too (in the authors' code they count in the average without 
 
 from __future__ import annotations
 
-import json
 import re
 from array import array
 from collections.abc import Iterator, Sequence
@@ -15,19 +14,15 @@ from pathlib import Path
 
 import numpy as np
 
-from potluck.core import InputError, SettingsError
-from potluck.data.guard import fault, found
+from potluck.core import InputError
+from potluck.data.guard import fault, found, pads
+from potluck.data.records import records
 from potluck.data.settings import Data
 from potluck.data.source import IGNORED, Array, Source, from_arrays
 
 RESERVED = ("<pad>", "<unknown>", "<end>")
 """The first tokens: what fills a row up, what the vocabulary lacks, and what ends a line (and precedes the first)."""
 UNKNOWN, END = 1, 2
-
-LONGEST = 16 << 20
-"""Bytes in one line of the file; more is a mistake, and would be held in memory several times over."""
-ROOM, RATIO = 1 << 30, 200
-"""Padded rows may take a gigabyte, and beyond that so many times the file's size."""
 
 _WORD = re.compile(r"\w+(?:['\u2019]\w+)*|[^\w\s]")
 _SHAPE = 'give {"user": "...", "lines": ["...", ...]}, or "text": "..." in place of lines'
@@ -77,9 +72,7 @@ def _vocabulary(known: dict[str, int], held: list[Array], most: int) -> tuple[tu
 def _rows(streams: list[Array], data: Data, path: Path) -> tuple[Array, Array, Array]:
     """Inputs, labels and the user of every row."""
     counts = [-(-len(stream) // data.length) for stream in streams]
-    size = 2 * 8 * data.length * sum(counts)
-    if size > max(ROOM, RATIO * path.stat().st_size):
-        raise SettingsError(f"data.length = {data.length} pads {path} to {size:,} bytes; lower it")
+    pads(path, sum(counts), data.length)
     x, y = np.zeros((sum(counts), data.length), np.int64), np.full((sum(counts), data.length), IGNORED)
     start = 0
     for stream, count in zip(streams, counts, strict=True):
@@ -92,31 +85,12 @@ def _rows(streams: list[Array], data: Data, path: Path) -> tuple[Array, Array, A
 
 def _records(path: Path) -> Iterator[tuple[str, list[str]]]:
     """Each record's user and lines; a record may stand on every line of the file that is not blank."""
-    with path.open("rb") as file:
-        for number, line in enumerate(iter(lambda: file.readline(LONGEST + 1), b""), 1):
-            if len(line) > LONGEST:
-                raise fault(path, f"line {number} is longer than {LONGEST:,} bytes; give a user several records")
-            if line.strip():
-                yield _record(line, number, path)
-
-
-def _record(line: bytes, number: int, path: Path) -> tuple[str, list[str]]:
-    if number == 1 and line.startswith(b"\x1f\x8b"):
-        raise fault(path, "compressed; unpack it first and set data.path to the .jsonl file")
-    try:
-        record = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-    except UnicodeDecodeError as error:
-        raise fault(path, f"line {number} is not UTF-8 (byte {error.start + 1}); save it as UTF-8") from None
-    except (ValueError, RecursionError) as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
-        raise fault(path, f"line {number} is not JSON ({reason}); {_SHAPE}") from None
-    if not isinstance(record, dict):
-        raise fault(path, f"line {number} holds no record; {_SHAPE}")
-    user, lines, text = (record.get(key) for key in ("user", "lines", "text"))
-    if not isinstance(user, str):
-        raise fault(path, f"line {number} has no user in quotes; {_SHAPE}")
-    if lines is None and isinstance(text, str):
-        lines = text.splitlines()
-    if not isinstance(lines, list) or not all(isinstance(each, str) for each in lines):
-        raise fault(path, f"line {number} has no list of lines in quotes, nor a text; {_SHAPE}")
-    return user, lines
+    for number, record in records(path, _SHAPE):
+        user, lines, text = (record.get(key) for key in ("user", "lines", "text"))
+        if not isinstance(user, str):
+            raise fault(path, f"line {number} has no user in quotes; {_SHAPE}")
+        if lines is None and isinstance(text, str):
+            lines = text.splitlines()
+        if not isinstance(lines, list) or not all(isinstance(each, str) for each in lines):
+            raise fault(path, f"line {number} has no list of lines in quotes, nor a text; {_SHAPE}")
+        yield user, lines

@@ -1,17 +1,21 @@
-"""What is learned: a loss to descend, a tally to keep on each device, and scores made of many tallies."""
+"""What is learned: a loss to descend, a tally to keep on each device, and scores made of many tallies.
+
+A problem's `metric` is the name of the score that runs are judged by; other scores stand beside it.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from potluck.core import Batch, Examples, Loss
+from potluck.learn import metrics
 from potluck.learn.losses import IGNORED, CrossEntropy, masked, truths
 
 BATCH = 256
@@ -26,18 +30,21 @@ class Classify:
     """One label of several for each example."""
 
     classes: int
+    metric: str = "accuracy"
+    """What runs are judged by: accuracy, f1 or matthews."""
 
     @property
     def loss(self) -> Loss:
         return CrossEntropy()
 
     def tally(self, net: nn.Module, examples: Examples, owned: Sequence[int] | None = None) -> dict[str, Any]:
-        """Hits, examples and loss, class by class: counts that add up over examples and devices.
+        """Hits, examples and loss, class by class, and how often a class was said if a score asks for that.
 
-        Scores of classes that are not `owned`, if given, are set to zero, as in training under label masks.
+        These are counts that add up over examples and devices. Scores of classes that are not `owned`, if given, are
+        set to zero, as in training under label masks.
         """
         right = torch.zeros(self.classes, dtype=torch.long)
-        seen = torch.zeros(self.classes, dtype=torch.long)
+        seen, guessed = torch.zeros_like(right), torch.zeros_like(right)
         total = 0.0
         net.eval()
         with torch.inference_mode():
@@ -47,25 +54,32 @@ class Classify:
                 if owned is not None:
                     scores = masked(scores, truths(owned, self.classes))
                 total += float(functional.cross_entropy(scores, labels, reduction="sum"))
-                hits = labels[scores.argmax(1) == labels].cpu()
-                right += torch.bincount(hits, minlength=self.classes)
-                seen += torch.bincount(labels.cpu(), minlength=self.classes)
-        return {"right": right.tolist(), "seen": seen.tolist(), "loss": total}
+                said = scores.argmax(1)
+                right += _counted(labels[said == labels], self.classes)
+                seen += _counted(labels, self.classes)
+                guessed += _counted(said, self.classes)
+        extra = {} if self.metric == "accuracy" else {"guessed": guessed.tolist()}
+        return {"right": right.tolist(), "seen": seen.tolist(), "loss": total, **extra}
 
     def scores(self, tallies: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        """Accuracy and mean loss, overall and per class (None for a class without examples)."""
-        right, seen, loss = [0] * self.classes, [0] * self.classes, 0.0
+        """Accuracy and mean loss, overall and per class (None for a class without examples), and what else is asked."""
+        right, seen, guessed, loss = [0] * self.classes, [0] * self.classes, [0] * self.classes, 0.0
         for tally in tallies:
             right = [a + b for a, b in zip(right, tally["right"], strict=True)]
             seen = [a + b for a, b in zip(seen, tally["seen"], strict=True)]
+            guessed = [a + b for a, b in zip(guessed, tally.get("guessed", guessed), strict=True)]
             loss += tally["loss"]
         count = sum(seen)
-        return {
+        found = {
             "accuracy": sum(right) / count if count else None,
             "loss": loss / count if count else None,
             "count": count,
             "per_class": [a / b if b else None for a, b in zip(right, seen, strict=True)],
         }
+        if self.metric == "accuracy":
+            return found
+        others = {**metrics.class_f1(right, seen, guessed), "matthews": metrics.matthews(right, seen, guessed)}
+        return {**found, **(others if count else dict.fromkeys(others))}
 
 
 @dataclass(frozen=True)
@@ -74,6 +88,8 @@ class NextToken:
 
     classes: int
     """Tokens of the vocabulary."""
+
+    metric: ClassVar[str] = "accuracy"
 
     @property
     def loss(self) -> Loss:
@@ -84,7 +100,7 @@ class NextToken:
         right, seen, total = 0, 0, 0.0
         net.eval()
         with torch.inference_mode():
-            for batch in self._batches(examples):
+            for batch in _batches(examples, self.classes):
                 scores, labels = net(batch["x"]).flatten(0, -2), batch["y"].flatten()
                 if owned is not None:
                     scores = masked(scores, truths(owned, self.classes))
@@ -106,9 +122,122 @@ class NextToken:
             "count": seen,
         }
 
-    def _batches(self, examples: Examples) -> Iterator[Batch]:
-        """The examples in order, so few at once that their scores fit."""
-        length = examples.columns["y"][:1].numel() or 1
-        rows = max(1, min(BATCH, ROOM // (length * self.classes)))
-        for at in range(0, len(examples), rows):
-            yield examples[slice(at, at + rows)]
+
+@dataclass(frozen=True)
+class Tag:
+    """A tag of the BIO scheme for each token that has one; runs are judged by the entities that the tags mark."""
+
+    names: tuple[str, ...]
+    """Of the tags, "O" among them."""
+    metric: str = "f1"
+    """What runs are judged by: f1 of all entities, or the accuracy of tags."""
+
+    @property
+    def loss(self) -> Loss:
+        return CrossEntropy()
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of entity that there are."""
+        return tuple(dict.fromkeys(name[2:] for name in self.names if name != "O"))
+
+    def tally(self, net: nn.Module, examples: Examples, owned: Sequence[int] | None = None) -> dict[str, Any]:
+        """Hits, tags and loss and, for each kind of entity, how many were found, are there and were said."""
+        right, seen, total = 0, 0, 0.0
+        counts = {kind: [0, 0, 0] for kind in self.kinds}
+        net.eval()
+        with torch.inference_mode():
+            for batch in _batches(examples, len(self.names)):
+                scores, labels = net(batch["x"]), batch["y"]
+                if owned is not None:
+                    scores = masked(scores, truths(owned, len(self.names)))
+                total += float(
+                    functional.cross_entropy(
+                        scores.flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="sum"
+                    )
+                )
+                said = scores.argmax(-1)
+                right += int((said == labels).sum())
+                seen += int((labels != IGNORED).sum())
+                self._count(counts, said.tolist(), labels.tolist())
+        return {"right": right, "seen": seen, "loss": total, "entities": counts}
+
+    def _count(self, counts: dict[str, list[int]], said: list[list[int]], labels: list[list[int]]) -> None:
+        """Add the entities of some rows, read at the tokens that have a tag."""
+        for mine, true in zip(said, labels, strict=True):
+            pairs = [(self.names[a], self.names[b]) for a, b in zip(mine, true, strict=True) if b != IGNORED]
+            guessed, there = (metrics.entities(tags) for tags in (zip(*pairs, strict=True) if pairs else ((), ())))
+            for place, found in enumerate((guessed & there, there, guessed)):
+                for kind, _, _ in found:
+                    counts[kind][place] += 1
+
+    def scores(self, tallies: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        """F1, precision and recall over all entities and per kind; accuracy and mean loss over tags."""
+        right, seen, total = 0, 0, 0.0
+        counts = {kind: [0, 0, 0] for kind in self.kinds}
+        for tally in tallies:
+            right, seen, total = right + tally["right"], seen + tally["seen"], total + tally["loss"]
+            for kind, sums in counts.items():
+                counts[kind] = [a + b for a, b in zip(sums, tally["entities"][kind], strict=True)]
+        whole = metrics.f1(*map(sum, zip(*counts.values(), strict=True))) if counts else metrics.f1(0, 0, 0)
+        return {
+            "accuracy": right / seen if seen else None,
+            "loss": total / seen if seen else None,
+            "count": seen,
+            **(whole if seen else dict.fromkeys(whole)),
+            "per_entity": {kind: {**metrics.f1(*sums), "count": sums[1]} for kind, sums in counts.items() if sums[1]},
+        }
+
+
+@dataclass(frozen=True)
+class SquaredError:
+    """Mean squared error of the network's one number for each example."""
+
+    inputs: str = "x"
+    labels: str = "y"
+
+    def __call__(self, net: nn.Module, batch: Batch) -> Tensor:
+        return functional.mse_loss(net(batch[self.inputs]).squeeze(-1), batch[self.labels])
+
+
+@dataclass(frozen=True)
+class Regress:
+    """A number for each example."""
+
+    metric: ClassVar[str] = "pearson"
+
+    @property
+    def loss(self) -> Loss:
+        return SquaredError()
+
+    def tally(self, net: nn.Module, examples: Examples, owned: Sequence[int] | None = None) -> dict[str, Any]:
+        """The sum of squared errors, and the moments of what was said and what is."""
+        parts, total = [], 0.0
+        net.eval()
+        with torch.inference_mode():
+            for at in range(0, len(examples), BATCH):
+                batch = examples[slice(at, at + BATCH)]
+                said, true = net(batch["x"]).squeeze(-1).double(), batch["y"].double()
+                total += float(((said - true) ** 2).sum())
+                parts.append(metrics.moments(said.tolist(), true.tolist()))
+        return {"loss": total, "moments": metrics.joined(parts)}
+
+    def scores(self, tallies: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        """Pearson's correlation, and the mean squared error as the loss."""
+        kept = list(tallies)
+        sums = metrics.joined(tally["moments"] for tally in kept)
+        count = int(sums["count"])
+        loss = sum(tally["loss"] for tally in kept) / count if count else None
+        return {"pearson": metrics.pearson(sums), "loss": loss, "count": count}
+
+
+def _counted(labels: Tensor, classes: int) -> Tensor:
+    return torch.bincount(labels.cpu(), minlength=classes)
+
+
+def _batches(examples: Examples, classes: int) -> Iterator[Batch]:
+    """Examples with many labels each, in order, so few at once that their scores fit."""
+    length = examples.columns["y"][:1].numel() or 1
+    rows = max(1, min(BATCH, ROOM // (length * classes)))
+    for at in range(0, len(examples), rows):
+        yield examples[slice(at, at + rows)]

@@ -20,6 +20,8 @@ class Menagerie:
 
     full: Spec
     tiers: Sequence[Tier] = ()
+    public: int = 0
+    """Rows of the public set."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "full", specs.complete(self.full))

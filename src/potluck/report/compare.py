@@ -16,9 +16,20 @@ from potluck.report.markup import Markup, fold, join, table, tag
 from potluck.report.picking import mapping, number, text
 from potluck.report.records import Curve, Line, Run
 from potluck.report.scale import Axis
-from potluck.report.single import ACCURACY, ROUNDS, against, brief
+from potluck.report.single import ROUNDS, against, brief, judged
 from potluck.report.skyline import methods_section
-from potluck.report.summary import TARGETS, Row, Spent, compare_rows, groups, mean_sd, rounds_to, tier_names
+from potluck.report.summary import (
+    TARGETS,
+    Row,
+    Spent,
+    capital,
+    compare_rows,
+    groups,
+    mean_sd,
+    metric,
+    rounds_to,
+    tier_names,
+)
 from potluck.report.sweep import sweep_section
 from potluck.report.units import count, duration, energy, percent, plus_minus, reached, size, size_unit, time_unit, work
 from potluck.report.verdict import LEVEL, lead, verdict
@@ -35,12 +46,12 @@ def body(runs: Sequence[Run], page: File) -> Markup:
     overall = _curve_figure("Global", painted, lambda run: run.curve)
     return join(
         _verdict(runs),
-        _accuracy_table(runs, tiers),
         sweep_section(runs),
+        _score_table(runs, tiers),
         _cost_table(runs),
         section("Learning", _scope(painted, charts(overall, *small, small=len(small) > 3 or len(small) % 3 == 2))),
         local_section(painted),
-        section("What accuracy costs", _scope(painted, charts(*prices)), _target_table(painted)),
+        section(f"What {metric(*runs)} costs", _scope(painted, charts(*prices)), _target_table(painted)),
         methods_section(painted),
         section("Every run", *(_run(run, page) for run in runs)),
     )
@@ -64,7 +75,7 @@ def _verdict(runs: Sequence[Run]) -> Markup | None:
     return tag("div", *(tag("p", line) for line in said), class_="verdict") if said else None
 
 
-def _accuracy_table(runs: Sequence[Run], tiers: Sequence[str]) -> Markup:
+def _score_table(runs: Sequence[Run], tiers: Sequence[str]) -> Markup:
     rows = compare_rows(runs)
     local = ["local"] * any(_mean(row["local"]) is not None for row in rows)
     columns = [_column(rows, partial(_plain, key)) for key in ("global", *local)]
@@ -73,14 +84,15 @@ def _accuracy_table(runs: Sequence[Run], tiers: Sequence[str]) -> Markup:
     starts = [[text(row["label"]) + _dagger(row), count(number(row["runs"]))] for row in rows]
     lines = [[*start, *cells] for start, *cells in zip(starts, *columns, strict=True)]
     head = ["", "runs", "global", *local, *tiers, "client mean", "worst tenth", "by validation"]
+    what = metric(*runs)
     notes = [
-        "Final accuracy in %, mean ± standard deviation over seeds (a single seed has no deviation); green: highest."
+        f"Final {what} in %, mean ± standard deviation over seeds (a single seed has no deviation); green: highest."
     ]
-    notes += ["“By validation” is the accuracy at the round that validation would have chosen."]
+    notes += [f"“By validation” is the {what} at the round that validation would have chosen."]
     notes += ["Local: the shared model on each client's own examples and classes, mean over clients."] * len(local)
     notes += ["† Scored by its clients, each on its own examples."] * any(map(_dagger, rows))
     kind = "many" if len(head) > 8 else ""
-    return join(tag("h2", "Accuracy"), table(head, lines, kind=kind), tag("p", " ".join(notes), class_="note"))
+    return join(tag("h2", capital(what)), table(head, lines, kind=kind), tag("p", " ".join(notes), class_="note"))
 
 
 def _dagger(row: Row) -> str:
@@ -134,9 +146,14 @@ def _share(summary: object) -> str:
 def _curve_figure(caption: str, painted: Painted, curve: Callable[[Run], Curve]) -> Markup:
     marks: list[Mark] = []
     for series, runs in painted:
-        lines = [curve(run).line(lambda point: point.accuracy) for run in runs]
+        lines = [curve(run).line(lambda point: point.score) for run in runs]
         marks += _mean_marks(series, [[(done, done, value) for done, value in line] for line in lines])
-    return figure(caption, plot(marks, ROUNDS, ACCURACY, f"Accuracy over rounds: {caption}"))
+    axis = judged(*_runs(painted))
+    return figure(caption, plot(marks, ROUNDS, axis, f"{capital(axis.title)} over rounds: {caption}"))
+
+
+def _runs(painted: Painted) -> list[Run]:
+    return [run for _, runs in painted for run in runs]
 
 
 def _mean_marks(series: Series, lines: list[list[tuple[float, float, float]]]) -> list[Mark]:
@@ -153,7 +170,7 @@ def _mean_marks(series: Series, lines: list[list[tuple[float, float, float]]]) -
         mean, sd = number(height["mean"]) or 0.0, number(height["sd"])
         path.append((place, mean))
         if sd is not None:
-            edges.append((place, max(0.0, mean - sd), min(1.0, mean + sd)))
+            edges.append((place, max(min(0.0, mean), mean - sd), min(1.0, mean + sd)))
     return [Band(series, edges), Path(series, path)]
 
 
@@ -170,16 +187,16 @@ def _price_figure(
     for series, lines in found.items():
         slotted = [[(float(slot), x / factor, y) for slot, (x, y) in enumerate(line)] for line in lines]
         marks += _mean_marks(series, slotted)
-    return figure(caption, plot(marks, Axis(title, unit=name, count=7, tight=True), ACCURACY, caption))
+    return figure(caption, plot(marks, Axis(title, unit=name, count=7, tight=True), judged(*_runs(painted)), caption))
 
 
 def _traffic_figure(painted: Painted) -> Markup:
-    caption = "Accuracy against traffic, both directions (measured)"
+    caption = f"{capital(metric(*_runs(painted)))} against traffic, both directions (measured)"
     return _price_figure(caption, "traffic so far", painted, lambda cost: cost.bytes, size_unit)
 
 
 def _time_figure(painted: Painted) -> Markup:
-    caption = "Accuracy against time in the field (modelled)"
+    caption = f"{capital(metric(*_runs(painted)))} against time in the field (modelled)"
     return _price_figure(caption, "time so far", painted, lambda cost: cost.device_seconds, time_unit)
 
 
@@ -200,8 +217,8 @@ def _run(run: Run, page: File) -> Markup:
     link = None
     if own.exists() and own.resolve() != page.resolve():
         link = tag("p", tag("a", "The full report of this run", href=_address(own, page)))
-    accuracy = percent(run.curve.final.accuracy) if run.curve.final else "no scores yet"
-    return fold(f"{run.name}: {run.label}{seed} ({run.status}, {accuracy})", state(run), link, brief(run))
+    score = percent(run.curve.final.score) if run.curve.final else "no scores yet"
+    return fold(f"{run.name}: {run.label}{seed} ({run.status}, {score})", state(run), link, brief(run))
 
 
 def _address(own: File, page: File) -> str:

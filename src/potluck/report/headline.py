@@ -1,10 +1,11 @@
-"""The first things to know about one run: accuracy, spread, traffic, time, energy."""
+"""The first things to know about one run: score, spread, traffic, time, energy."""
 
 from __future__ import annotations
 
 from potluck.report.figures import card, cards
 from potluck.report.markup import Markup, table, tag
 from potluck.report.records import Curve, Run, Tier, Totals
+from potluck.report.summary import WORDS, capital, metric
 from potluck.report.units import GAP, count, duration, energy, percent, plus_minus, size, work
 
 
@@ -22,7 +23,7 @@ def numbers(run: Run) -> Markup:
     totals = run.totals
     return cards(
         [
-            _accuracy(run.curve),
+            _score(run),
             _clients(run),
             card(
                 "Traffic (measured)",
@@ -37,16 +38,15 @@ def numbers(run: Run) -> Markup:
     )
 
 
-def _accuracy(curve: Curve) -> Markup:
+def _score(run: Run) -> Markup:
+    curve, what = run.curve, metric(run)
     final, best = curve.final, curve.best
-    title = "Accuracy, mean over clients" if curve.on_clients else "Test accuracy"
+    title = f"{capital(what)}, mean over clients" if curve.on_clients else f"Test {what}"
     after = f"after round {final.round}" if final else "no scores yet"
     chosen = (
-        f"{percent(best.accuracy)} at round {best.round}, chosen by validation"
-        if best and best.accuracy is not None
-        else ""
+        f"{percent(best.score)} at round {best.round}, chosen by validation" if best and best.score is not None else ""
     )
-    return card(title, percent(final.accuracy if final else None), after, chosen, _local(curve))
+    return card(title, percent(final.score if final else None), after, chosen, _local(curve))
 
 
 def _local(curve: Curve) -> str:
@@ -57,7 +57,7 @@ def _local(curve: Curve) -> str:
 def _clients(run: Run) -> Markup:
     spread = run.curve.final.clients if run.curve.final else None
     if spread is None or spread.mean is None:
-        return card("Clients", count(run.clients), "no accuracy per client recorded")
+        return card("Clients", count(run.clients), f"no {metric(run)} per client recorded")
     return card(
         "Spread over clients",
         plus_minus(spread.mean, spread.sd),
@@ -72,18 +72,18 @@ def everyone(curve: Curve) -> str:
 
 
 def tier_table(run: Run) -> Markup:
-    """Accuracy per tier, and over its clients."""
+    """The score per tier, and over its clients."""
     head = ["", "clients", "parameters", "final", "by validation", "client mean ± sd", "worst tenth"]
     rows = [
-        _accuracies(tier.name, tier.clients, tier.parameters, tier.curve)
+        _scores(tier.name, tier.clients, tier.parameters, tier.curve)
         for tier in run.tiers
         if tier.curve.points or tier.clients
     ]
-    rows.append(_accuracies(everyone(run.curve), run.clients, None, run.curve))
+    rows.append(_scores(everyone(run.curve), run.clients, None, run.curve))
     return table(head, rows)
 
 
-def _accuracies(name: str, clients: int | None, parameters: int | None, curve: Curve) -> list[str]:
+def _scores(name: str, clients: int | None, parameters: int | None, curve: Curve) -> list[str]:
     final, best = curve.final, curve.best
     spread = final.clients if final else None
     mark = " †" if curve.on_clients else ""
@@ -91,11 +91,26 @@ def _accuracies(name: str, clients: int | None, parameters: int | None, curve: C
         name,
         count(clients),
         count(parameters) if parameters is not None else "",
-        percent(final.accuracy if final else None) + mark,
-        percent(best.accuracy if best else None),
+        percent(final.score if final else None) + mark,
+        percent(best.score if best else None),
         plus_minus(spread.mean, spread.sd) if spread else GAP,
         percent(spread.worst if spread else None),
     ]
+
+
+def beside_table(run: Run) -> Markup | None:
+    """Other scores of the last scored round, where the run is judged by something else than accuracy."""
+    curves = [*((tier.name, tier.curve) for tier in run.tiers), (everyone(run.curve), run.curve)]
+    ends = [(name, curve.final) for name, curve in curves if curve.final]
+    found = [(name, end.test.beside) for name, end in ends] + [
+        (f"{name}, its clients", end.own.beside) for name, end in ends
+    ]
+    found = [(name, beside) for name, beside in found if beside]
+    if run.metric == "accuracy" or not found:
+        return None
+    names = list(dict.fromkeys(name for _, beside in found for name in beside))
+    rows = [[name, *(percent(beside.get(score)) for score in names)] for name, beside in found]
+    return table(["beside it", *(WORDS.get(name, name).replace("f1 ", "F1 ") for name in names)], rows)
 
 
 def dagger(run: Run) -> Markup | None:

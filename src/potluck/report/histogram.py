@@ -1,4 +1,4 @@
-"""Local accuracy as histograms: how well the one shared model serves each client."""
+"""Local scores as histograms: how well the one shared model serves each client."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from potluck.report.markup import Markup, tag
 from potluck.report.picking import number
 from potluck.report.records import Run, Spread
 from potluck.report.scale import Axis
-from potluck.report.summary import mean_sd
+from potluck.report.summary import mean_sd, metric
 from potluck.report.units import count, percent, plus_minus
 
 BINS = 20
@@ -29,7 +29,7 @@ def binned(values: Sequence[float]) -> list[int]:
 
 
 def local_figure(run: Run) -> Markup | None:
-    """One run's clients by their local accuracy; nothing where it was not measured."""
+    """One run's clients by their local score; nothing where it was not measured."""
     point = run.curve.local
     if point is None or not any(binned(point.local.values)):
         return None
@@ -37,7 +37,8 @@ def local_figure(run: Run) -> Markup | None:
     worst = f", worst tenth {percent(spread.worst)}" if spread.worst is not None else ""
     note = f"{MEANING}. Round {point.round}: {plus_minus(spread.mean, spread.sd)}{worst}."
     series = Series("local", "local", "var(--c0)")
-    return figure("Local accuracy", _chart(series, spread, _top([spread])), (), note)
+    what = f"Local {metric(run)}"
+    return figure(what, _chart(series, spread, _top([spread]), what), (), note)
 
 
 def local_section(painted: Sequence[tuple[Series, list[Run]]]) -> Markup | None:
@@ -47,9 +48,10 @@ def local_section(painted: Sequence[tuple[Series, list[Run]]]) -> Markup | None:
     if not shown:
         return None
     top = _top([spread for _, spread in shown])
-    figures = [figure(series.label, _chart(series, spread, top)) for series, spread in shown]
+    what = f"Local {metric(*(run for _, runs in painted for run in runs))}"
+    figures = [figure(series.label, _chart(series, spread, top, what)) for series, spread in shown]
     note = f"{MEANING}; last scored round, the clients of all seeds together."
-    return section("Local accuracy", tag("p", note, class_="note"), charts(*figures, small=True))
+    return section(what, tag("p", note, class_="note"), charts(*figures, small=True))
 
 
 def pooled(runs: Sequence[Run]) -> Spread:
@@ -65,7 +67,7 @@ def _top(spreads: Sequence[Spread]) -> float:
     return math.ceil(10 * highest - 1e-9) / 10
 
 
-def _chart(series: Series, spread: Spread, top: float) -> Markup:
+def _chart(series: Series, spread: Spread, top: float, what: str) -> Markup:
     counts = binned(spread.values)
     clients = sum(counts)
     bars = [
@@ -75,9 +77,9 @@ def _chart(series: Series, spread: Spread, top: float) -> Markup:
     marks: list[Mark] = [Bars(series, bars)]
     if spread.mean is not None and 0 <= spread.mean <= 1:
         marks.append(Upright(spread.mean, f"mean {percent(spread.mean)}"))
-    across = Axis("local accuracy", "percent", low=0.0, high=1.0)
+    across = Axis(what.lower(), "percent", low=0.0, high=1.0)
     up = Axis("share of clients", "percent", low=0.0, high=top)
-    return plot(marks, across, up, f"Clients by local accuracy: {series.label}")
+    return plot(marks, across, up, f"Clients by {what.lower()}: {series.label}")
 
 
 def _tip(index: int, many: int, clients: int) -> str:

@@ -13,6 +13,9 @@ from potluck.report.records import Coverage, Curve, Fault, Point, Round, Run, Sc
 
 Address = tuple[object, ...]
 
+SERVER = "server"
+"""Who works for the server itself: a row of its own, and no part of what devices pay."""
+
 MOST = 1e15
 """No unit is trained more often than this: a larger count is a broken line."""
 
@@ -37,6 +40,7 @@ def assemble(folder: Path, manifest: Json, settings: str, events: Iterable[Json]
         method=text(manifest.get("method")),
         seed=whole(manifest.get("seed")),
         status=text(manifest.get("status"), "unknown"),
+        metric=next((text(line.get("metric")) for line in reversed(ordered) if line.get("metric")), "accuracy"),
         planned=whole(manifest.get("rounds")),
         classes=whole(manifest.get("classes")),
         clients=whole(manifest.get("clients")),
@@ -44,7 +48,7 @@ def assemble(folder: Path, manifest: Json, settings: str, events: Iterable[Json]
         curve=Curve(tuple(_overall(line) for line in ordered)),
         rounds=_rounds(story, tasks),
         coverage=story.coverage,
-        totals=Totals.of(tasks),
+        totals=Totals.of([task for task in tasks if task.client != SERVER]),
         faults=_faults(tasks),
         warnings=tuple(story.warnings),
         settings=settings,
@@ -93,7 +97,7 @@ def _task(event: Json) -> Task:
     return Task(
         round=whole(event.get("round")) or 0,
         client=client,
-        tier=text(event.get("tier")) or ("server" if client == "server" else "no tier"),
+        tier=text(event.get("tier")) or (SERVER if client == SERVER else "no tier"),
         outcome=text(event.get("outcome"), "accepted"),
         reason=text(event.get("reason")),
         bytes_down=number(measured.get("bytes_down")),
@@ -135,7 +139,8 @@ def _rounds(story: _Story, tasks: list[Task]) -> tuple[Round, ...]:
     """Rounds with what their tasks moved; tasks of a round that never ended are left to the totals."""
     spent: dict[int, list[Task]] = defaultdict(list)
     for task in tasks:
-        spent[task.round].append(task)
+        if task.client != SERVER:
+            spent[task.round].append(task)
     lines = []
     for index in sorted(story.rounds):
         line, here = story.rounds[index], spent[index]
@@ -176,7 +181,10 @@ def _tiers(manifest: Json, scores: list[Json], tasks: list[Task]) -> tuple[Tier,
 
 
 def _tier(name: str, declared: Json, scores: list[Json], tasks: list[Task]) -> Tier:
-    lines = [(whole(line.get("round")) or 0, mapping(mapping(line.get("tiers")).get(name))) for line in scores]
+    lines = [
+        (whole(line.get("round")) or 0, mapping(mapping(line.get("tiers")).get(name)), line.get("metric"))
+        for line in scores
+    ]
     return Tier(
         name=name,
         share=number(declared.get("share")),
@@ -185,7 +193,7 @@ def _tier(name: str, declared: Json, scores: list[Json], tasks: list[Task]) -> T
         parameters=whole(declared.get("parameters")),
         width=_shape(declared.get("width")),
         depth=_shape(declared.get("depth")),
-        curve=Curve(tuple(_point(index, line, line.get("clients")) for index, line in lines if line)),
+        curve=Curve(tuple(_point(index, line, line.get("clients"), metric) for index, line, metric in lines if line)),
         totals=Totals.of(tasks),
         accepted=Totals.of([task for task in tasks if task.outcome == "accepted"]),
     )
@@ -199,18 +207,28 @@ def _shape(value: object) -> str:
 
 
 def _overall(line: Json) -> Point:
-    point = _point(whole(line.get("round")) or 0, mapping(line.get("global")), line.get("clients"))
+    point = _point(whole(line.get("round")) or 0, mapping(line.get("global")), line.get("clients"), line.get("metric"))
     return replace(point, local=_spread(line.get("local")))
 
 
-def _point(index: int, scores: Json, clients: object) -> Point:
-    return Point(index, _score(scores.get("validation")), _score(scores.get("test")), _spread(clients))
+def _point(index: int, scores: Json, clients: object, metric: object) -> Point:
+    judged = text(metric, "accuracy")
+    validation, test = (_score(scores.get(split), judged) for split in ("validation", "test"))
+    return Point(index, validation, test, _spread(clients), _score(scores.get("own"), judged))
 
 
-def _score(value: object) -> Score:
+BESIDE = ("accuracy", "f1", "precision", "recall", "matthews", "pearson")
+"""Scores that may stand beside the one that counts."""
+
+
+def _score(value: object, metric: str) -> Score:
     found = mapping(value)
     classes = tuple(number(item) for item in listing(found.get("per_class")))
-    return Score(number(found.get("accuracy")), number(found.get("loss")), whole(found.get("count")), classes)
+    others = {name: number(found.get(name)) for name in BESIDE if name != metric}
+    kinds = mapping(found.get("per_entity")).items()
+    others |= {f"f1 of {text(kind)}": number(mapping(scores).get("f1")) for kind, scores in kinds}
+    beside = {name: other for name, other in others.items() if other is not None}
+    return Score(number(found.get(metric)), number(found.get("loss")), whole(found.get("count")), classes, beside)
 
 
 def _spread(value: object) -> Spread:

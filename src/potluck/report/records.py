@@ -11,17 +11,20 @@ Line = list[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How well one model did on one set of examples; accuracies lie in [0, 1]."""
+    """How well one model did on one set of examples."""
 
-    accuracy: float | None = None
+    value: float | None = None
+    """The score that the run is judged by; accuracies and F1 lie in [0, 1], correlations in [-1, 1]."""
     loss: float | None = None
     count: int | None = None
     per_class: tuple[float | None, ...] = ()
+    beside: Mapping[str, float] = field(default_factory=dict)
+    """Other scores by name; F1 by kind of entity among them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Accuracy over clients, each on its own examples; `worst` is the mean of the worst tenth."""
+    """The score over clients, each on its own examples; `worst` is the mean of the worst tenth."""
 
     mean: float | None = None
     sd: float | None = None
@@ -38,13 +41,15 @@ class Point:
     validation: Score = Score()
     test: Score = Score()
     clients: Spread = Spread()
+    own: Score = Score()
+    """A tier's clients taken together, each on its own examples, where the run is judged by more than accuracy."""
     local: Spread = Spread()
     """The shared model on every client's own test examples, choosing among the client's own classes only."""
 
     @property
-    def accuracy(self) -> float | None:
+    def score(self) -> float | None:
         """On the test set; where the models live on the clients, the mean over clients."""
-        return self.clients.mean if self.test.accuracy is None else self.test.accuracy
+        return self.clients.mean if self.test.value is None else self.test.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +61,12 @@ class Curve:
     @property
     def final(self) -> Point | None:
         """The last scored round."""
-        return next((point for point in reversed(self.points) if point.accuracy is not None), None)
+        return next((point for point in reversed(self.points) if point.score is not None), None)
 
     @property
     def best(self) -> Point | None:
-        """The first round with the highest validation accuracy; nothing where none was measured."""
-        judged = [(point.validation.accuracy, point) for point in self.points if point.validation.accuracy is not None]
+        """The first round with the highest validation score; nothing where none was measured."""
+        judged = [(point.validation.value, point) for point in self.points if point.validation.value is not None]
         return max(judged, key=lambda pair: pair[0])[1] if judged else None
 
     @property
@@ -72,8 +77,8 @@ class Curve:
 
     @property
     def on_clients(self) -> bool:
-        """Whether the accuracy is a mean over clients, because no shared model was scored."""
-        return self.final is not None and self.final.test.accuracy is None
+        """Whether the score is a mean over clients, because no shared model was scored."""
+        return self.final is not None and self.final.test.value is None
 
     def line(self, pick: Callable[[Point], float | None]) -> Line:
         """(round, value) wherever there is a value."""
@@ -231,6 +236,8 @@ class Run:
     method: str = ""
     seed: int | None = None
     status: str = "unknown"
+    metric: str = "accuracy"
+    """The name of the score that it is judged by."""
     planned: int | None = None
     """Rounds asked for."""
     classes: int | None = None

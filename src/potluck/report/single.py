@@ -7,18 +7,22 @@ from collections.abc import Callable
 
 from potluck.report.chart import Columns, Dots, Mark, Path, Series, palette, plot
 from potluck.report.figures import charts, figure, meters, section
-from potluck.report.headline import cost_table, dagger, everyone, numbers, tier_table
+from potluck.report.headline import beside_table, cost_table, dagger, everyone, numbers, tier_table
 from potluck.report.histogram import local_figure
 from potluck.report.markup import Markup, fold, join, table, tag
 from potluck.report.records import Curve, Line, Point, Run, Tier
 from potluck.report.scale import Axis
 from potluck.report.skyline import run_section
-from potluck.report.summary import TARGETS, Spent, reached, spent
+from potluck.report.summary import TARGETS, Spent, capital, metric, reached, spent
 from potluck.report.units import count, duration, energy, percent, size, size_unit, time_unit
 
 ROUNDS = Axis("round", "whole", low=0.0, tight=True)
-ACCURACY = Axis("accuracy", "percent")
 DASH = "4 4"
+
+
+def judged(*runs: Run) -> Axis:
+    """The axis of the score that runs are judged by."""
+    return Axis(metric(*runs), "percent")
 
 
 def body(run: Run) -> Markup:
@@ -26,9 +30,10 @@ def body(run: Run) -> Markup:
     return join(
         numbers(run),
         tier_table(run),
+        beside_table(run),
         dagger(run),
-        section("Learning", charts(accuracy_figure(run), _loss_figure(run))),
-        section("What accuracy costs", charts(*_price_figures(run)), _target_table(run)),
+        section("Learning", charts(score_figure(run), _loss_figure(run))),
+        section(f"What {metric(run)} costs", charts(*_price_figures(run)), _target_table(run)),
         section("Cost per tier", *_cost(run)),
         _closer(run),
         run_section(run),
@@ -43,7 +48,7 @@ def brief(run: Run) -> Markup:
         numbers(run),
         tier_table(run),
         dagger(run),
-        charts(accuracy_figure(run), spread_figure(run)),
+        charts(score_figure(run), spread_figure(run)),
         trouble(run),
         papers(run),
     )
@@ -72,19 +77,19 @@ def _pair(
     return [solid, Path(series, curve.line(held_out), DASH, f"{series.label}, validation")]
 
 
-def accuracy_figure(run: Run) -> Markup:
-    """Accuracy over rounds, for all and per tier."""
+def score_figure(run: Run) -> Markup:
+    """The score over rounds, for all and per tier."""
     curves = _curves(run)
     marks = [
         mark
         for series, curve in reversed(curves)
-        for mark in _pair(series, curve, lambda p: p.accuracy, lambda p: p.validation.accuracy)
+        for mark in _pair(series, curve, lambda p: p.score, lambda p: p.validation.value)
     ]
     solid = "Solid: mean over clients" if run.curve.on_clients else "Solid: test"
     dashed = "; dashed: validation" if any(curve.best for _, curve in curves) else ""
     note = f"{solid}{dashed}. A click on a name hides it."
-    chart = plot(marks, ROUNDS, ACCURACY, "Accuracy over rounds")
-    return figure("Accuracy", chart, [series for series, _ in curves], note)
+    chart = plot(marks, ROUNDS, judged(run), f"{capital(metric(run))} over rounds")
+    return figure(capital(metric(run)), chart, [series for series, _ in curves], note)
 
 
 def _loss_figure(run: Run) -> Markup:
@@ -103,9 +108,9 @@ def _loss_figure(run: Run) -> Markup:
 
 
 def against(run: Run, amount: Callable[[Spent], float]) -> Line:
-    """Accuracy against what it had cost by then: (amount, accuracy)."""
+    """The score against what it had cost by then: (amount, score)."""
     costs = spent(run)
-    line = run.curve.line(lambda point: point.accuracy)
+    line = run.curve.line(lambda point: point.score)
     return [(amount(costs[int(done)]), value) for done, value in line if int(done) in costs]
 
 
@@ -120,8 +125,9 @@ def _price_figures(run: Run) -> list[Markup]:
     lines = [(series, against(run, amount)) for series, amount in amounts]
     factor, unit = size_unit(max((x for _, line in lines for x, _ in line), default=0.0))
     marks = [Path(series, [(x / factor, y) for x, y in line]) for series, line in lines]
-    chart = plot(marks, Axis("traffic so far", unit=unit, count=7, tight=True), ACCURACY, "Accuracy against traffic")
-    traffic = figure("Accuracy against traffic", chart, [both, down, up], "Bytes of all clients together, measured.")
+    what = f"{capital(metric(run))} against traffic"
+    chart = plot(marks, Axis("traffic so far", unit=unit, count=7, tight=True), judged(run), what)
+    traffic = figure(what, chart, [both, down, up], "Bytes of all clients together, measured.")
     return [traffic, _time_figure(run)]
 
 
@@ -129,10 +135,9 @@ def _time_figure(run: Run) -> Markup:
     line = against(run, lambda cost: cost.device_seconds)
     factor, unit = time_unit(max((x for x, _ in line), default=0.0))
     marks = [Path(overall(run), [(x / factor, y) for x, y in line])]
-    chart = plot(marks, Axis("time so far", unit=unit, count=7, tight=True), ACCURACY, "Accuracy against modelled time")
-    return figure(
-        "Accuracy against time in the field", chart, (), "Modelled: every round lasts as long as its slowest device."
-    )
+    what = f"{capital(metric(run))} against time in the field"
+    chart = plot(marks, Axis("time so far", unit=unit, count=7, tight=True), judged(run), what)
+    return figure(what, chart, (), "Modelled: every round lasts as long as its slowest device.")
 
 
 def _target_table(run: Run) -> Markup:
@@ -209,7 +214,7 @@ def _class_figure(run: Run) -> Markup | None:
 
 
 def spread_figure(run: Run) -> Markup | None:
-    """Every client's accuracy, sorted: a flat line is a fair model."""
+    """Every client's score, sorted: a flat line is a fair model."""
     marks, shown = [], []
     for series, tier in tier_series(run):
         values = sorted(tier.curve.final.clients.values) if tier.curve.final else []
@@ -219,8 +224,9 @@ def spread_figure(run: Run) -> Markup | None:
             shown.append(series)
     if not marks:
         return None
-    chart = plot(marks, Axis("clients", "percent", low=0.0, high=1.0), ACCURACY, "Accuracy of every client, sorted")
-    return figure("Accuracy over clients", chart, shown, "Each tier's clients from worst to best: flat is fair.")
+    what = capital(metric(run))
+    chart = plot(marks, Axis("clients", "percent", low=0.0, high=1.0), judged(run), f"{what} of every client, sorted")
+    return figure(f"{what} over clients", chart, shown, "Each tier's clients from worst to best: flat is fair.")
 
 
 def trouble(run: Run) -> Markup:

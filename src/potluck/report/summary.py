@@ -43,12 +43,12 @@ def spent(run: Run) -> dict[int, Spent]:
 
 
 def reached(curve: Curve, target: float) -> int | None:
-    """The first scored round whose accuracy is at least the target."""
-    return next((p.round for p in curve.points if p.accuracy is not None and p.accuracy >= target), None)
+    """The first scored round whose score is at least the target."""
+    return next((p.round for p in curve.points if p.score is not None and p.score >= target), None)
 
 
 def rounds_to(run: Run, target: float) -> int | None:
-    """The first scored round with this test accuracy; the mean over clients where no shared model is scored."""
+    """The first scored round with this test score; the mean over clients where no shared model is scored."""
     return reached(run.curve, target)
 
 
@@ -81,12 +81,27 @@ def mean_sd(values: Iterable[float | None]) -> Row:
 
 
 def _final(curve: Curve | None) -> float | None:
-    return curve.final.accuracy if curve and curve.final else None
+    return curve.final.score if curve and curve.final else None
 
 
 def _chosen(curve: Curve) -> float | None:
-    """Test accuracy where validation was best."""
-    return curve.best.accuracy if curve.best else None
+    """The test score where validation was best."""
+    return curve.best.score if curve.best else None
+
+
+WORDS = {"f1": "F1", "matthews": "Matthews correlation", "pearson": "Pearson correlation"}
+"""What scores are called, other than by their name."""
+
+
+def metric(*runs: Run) -> str:
+    """What the score that runs are judged by is called; just that where they differ in it."""
+    names = {run.metric for run in runs}
+    return WORDS.get(name := names.pop(), name) if len(names) == 1 else "score"
+
+
+def capital(words: str) -> str:
+    """The words as they begin a sentence."""
+    return words[:1].upper() + words[1:]
 
 
 def tier_names(runs: Iterable[Run]) -> list[str]:
@@ -106,6 +121,7 @@ def _row(label: str, runs: list[Run]) -> Row:
         "seeds": [run.seed for run in runs],
         "unfinished": sum(run.status != "done" for run in runs),
         "rounds": mean_sd(float(run.done) for run in runs),
+        "metric": metric(*runs),
         "scored_on": "clients" if any(run.curve.on_clients for run in runs) else "test",
         "global": mean_sd(_final(run.curve) for run in runs),
         "local": mean_sd(run.curve.local.local.mean if run.curve.local else None for run in runs),

@@ -11,8 +11,8 @@ from potluck.report.markup import Markup, table, tag
 from potluck.report.picking import number
 from potluck.report.records import Run
 from potluck.report.scale import Axis
-from potluck.report.single import ACCURACY
-from potluck.report.summary import Row, mean_sd
+from potluck.report.single import judged
+from potluck.report.summary import Row, mean_sd, metric
 from potluck.report.units import plus_minus
 
 Cells = dict[str, dict[str, Row]]
@@ -29,18 +29,18 @@ def sweep_section(runs: Sequence[Run]) -> Markup | None:
         [method, *(_written(across[each]) if each in across else "" for each in variants)]
         for method, across in found.items()
     ]
-    note = "Final accuracy in %, mean ± standard deviation over seeds."
+    note = f"Final {metric(*runs)} in %, mean ± standard deviation over seeds."
     words = tag("p", note, class_="note")
-    return section("What varies", words, table(["", *variants], rows), _chart(found, scaled(variants)))
+    return section("What varies", words, table(["", *variants], rows), _chart(found, scaled(variants), runs))
 
 
 def cells(runs: Sequence[Run]) -> Cells:
-    """The final accuracy of each method under each variant."""
+    """The final score of each method under each variant."""
     values: dict[str, dict[str, list[float | None]]] = {}
     for run in runs:
         final = run.curve.final
         method = run.label.removesuffix(f", {run.variant}")
-        values.setdefault(method, {}).setdefault(run.variant, []).append(final.accuracy if final else None)
+        values.setdefault(method, {}).setdefault(run.variant, []).append(final.score if final else None)
     return {method: {name: mean_sd(seen) for name, seen in across.items()} for method, across in values.items()}
 
 
@@ -62,7 +62,7 @@ def _written(cell: Row) -> str:
     return plus_minus(number(cell["mean"]), number(cell["sd"])).removesuffix(" %")
 
 
-def _chart(found: Cells, scale: tuple[str, dict[str, float]] | None) -> Markup | None:
+def _chart(found: Cells, scale: tuple[str, dict[str, float]] | None, runs: Sequence[Run]) -> Markup | None:
     if scale is None:
         return None
     title, places = scale
@@ -76,6 +76,6 @@ def _chart(found: Cells, scale: tuple[str, dict[str, float]] | None) -> Markup |
                 path.append((places[name], mean))
                 edges += [(places[name], mean - sd, mean + sd)] if sd is not None else []
         marks += [Band(series, edges), Path(series, path)]
-    caption = f"Final accuracy against {title}"
-    drawn = figure(caption, plot(marks, Axis(title, tight=True), ACCURACY, caption))
+    caption = f"Final {metric(*runs)} against {title}"
+    drawn = figure(caption, plot(marks, Axis(title, tight=True), judged(*runs), caption))
     return tag("div", legend([series for series, _ in painted]), charts(drawn), data_scope="")

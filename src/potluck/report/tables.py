@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from potluck.report.picking import mapping, number, text
 from potluck.report.records import Curve, Run, Totals
-from potluck.report.summary import Row, compare_rows, tier_names
+from potluck.report.summary import Row, compare_rows, metric, tier_names
 from potluck.report.units import GAP, count, duration, energy, percent, plus_minus, size
 
 if TYPE_CHECKING:
@@ -23,17 +23,15 @@ def run_table(run: Run) -> Table:
     """One run: a row per tier and one for all."""
     table = _table(
         f"{run.label}: {run.status}, {run.done} rounds",
-        ["tier", "accuracy", "clients", "parameters", "down", "up", "time*", "energy*"],
+        ["tier", metric(run).split()[0], "clients", "parameters", "down", "up", "time*", "energy*"],
     )
     for tier in run.tiers:
         sums = _sums(tier.totals, tier.totals.modelled_seconds)
-        table.add_row(*_plain([tier.name, _accuracy(tier.curve), count(tier.clients), count(tier.parameters), *sums]))
+        table.add_row(*_plain([tier.name, _score(tier.curve), count(tier.clients), count(tier.parameters), *sums]))
     table.add_section()
     sums = _sums(run.totals, run.device_seconds)
     table.add_row(
-        *_plain(
-            ["all clients" if run.curve.on_clients else "global", _accuracy(run.curve), count(run.clients), "", *sums]
-        )
+        *_plain(["all clients" if run.curve.on_clients else "global", _score(run.curve), count(run.clients), "", *sums])
     )
     table.caption = "* modelled; a tier's time is summed over its devices, the last row's over each round's slowest"
     return table
@@ -50,7 +48,7 @@ def compare_table(runs: Sequence[Run], width: int | None = None) -> Table:
     most = max((int(number(row["runs"]) or 0) for row in rows), default=0)
     starts = [[_method(row, most), *_scores(rows, row)] for row in rows]
     costs = [_costs(row) for row in rows]
-    title = "Final test accuracy in %" + (f", mean ± sd over {most} seeds" if most > 1 else "") + ", and cost"
+    title = f"Final test {metric(*runs)} in %" + (f", mean ± sd over {most} seeds" if most > 1 else "") + ", and cost"
     heads: list[str] = []
     lines: list[list[str]] = []
     for heads, shares in _ways(tiers, rows):
@@ -75,7 +73,7 @@ def _method(row: Row, most: int) -> str:
 
 
 def _local(rows: list[Row]) -> list[str]:
-    """The column of local accuracies, where any run has one."""
+    """The column of local scores, where any run has one."""
     return ["local"] * any(_mean(row["local"]) is not None for row in rows)
 
 
@@ -136,8 +134,8 @@ def _plain(cells: list[str]) -> list[Text]:
     return [Text(cell) for cell in cells]
 
 
-def _accuracy(curve: Curve) -> str:
-    return percent(curve.final.accuracy if curve.final else None) + (" †" if curve.on_clients else "")
+def _score(curve: Curve) -> str:
+    return percent(curve.final.score if curve.final else None) + (" †" if curve.on_clients else "")
 
 
 def _sums(totals: Totals, seconds: float | None) -> list[str]:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from potluck.report.picking import mapping, number, text
 from potluck.report.records import Run
-from potluck.report.summary import Row, compare_rows, tier_names
+from potluck.report.summary import Row, compare_rows, metric, tier_names
 from potluck.report.units import percent
 
 LEVEL = 0.0005
-"""Accuracies closer than this look the same in every table of the report."""
+"""Scores closer than this look the same in every table of the report."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,12 @@ class Lead:
 
 
 def verdict(runs: Sequence[Run]) -> list[str]:
-    """Sentences on the final accuracy; none where the runs cannot be set side by side."""
+    """Sentences on the final score; none where the runs cannot be set side by side."""
     rows = compare_rows(runs)
-    if len(rows) < 2 or len({run.classes for run in runs if run.classes is not None}) > 1:
+    tasks = {(run.metric, run.classes) for run in runs if run.classes is not None}
+    if len(rows) < 2 or len(tasks) > 1:
+        return []
+    if len({run.variant for run in runs}) > 1:  # other settings, not better methods
         return []
     shared = [row for row in rows if row["scored_on"] == "test"]
     ranked = shared or rows
@@ -44,7 +47,7 @@ def verdict(runs: Sequence[Run]) -> list[str]:
         name: lead({text(row["label"]): mapping(row["tiers"]).get(name) for row in ranked}) for name in tier_names(runs)
     }
     overall = lead({text(row["label"]): row["global"] for row in ranked})
-    return [*_overall(overall), *_by_tier(tiers), *_cautions(rows, ranked, runs)]
+    return [*_overall(overall, metric(*runs)), *_by_tier(tiers), *_cautions(rows, ranked, runs)]
 
 
 def lead(summaries: dict[str, object]) -> Lead | None:
@@ -60,8 +63,8 @@ def lead(summaries: dict[str, object]) -> Lead | None:
     return Lead(first[1], first[0], second[1], first[0] - second[0], max(first[2], second[2]))
 
 
-def _overall(best: Lead | None) -> list[str]:
-    return [f"Best final accuracy: {best.label} with {percent(best.mean)}, {best.by}."] if best else []
+def _overall(best: Lead | None, what: str) -> list[str]:
+    return [f"Best final {what}: {best.label} with {percent(best.mean)}, {best.by}."] if best else []
 
 
 def _by_tier(tiers: dict[str, Lead | None]) -> list[str]:

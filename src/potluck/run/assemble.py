@@ -28,7 +28,7 @@ from potluck.core import (
 from potluck.data import Federation, Source, load
 from potluck.engines import ENGINES, Engine, Session, Shard, World
 from potluck.fleet import Budget, Crew, fit, profile
-from potluck.learn import Classify, NextToken
+from potluck.learn import Classify, NextToken, Regress, Tag
 from potluck.models import Menagerie, check, make_spec, tier_spec
 from potluck.run import door
 from potluck.run.settings import Experiment, TierSettings
@@ -113,32 +113,61 @@ def assemble(experiment: Experiment, source: Source | None = None, method: Any =
     """
     method = method if method is not None else door.method(experiment.method, experiment.local)
     source = source if source is not None else load(experiment.data)
-    if source.classes < 2:
-        raise SettingsError(f"data '{source.name}' has no classes to tell apart; only classification is known yet.")
+    if source.classes == 1:
+        raise SettingsError(f"data '{source.name}' has one class, so there is nothing to tell apart; check the labels.")
+    if source.classes == 0 and source.train.columns["y"].dim() > 1:
+        raise SettingsError(f"data '{source.name}' has several numbers in each row of y; give one to regress on.")
+    if source.classes == 0 and getattr(method, "label_mask", False):
+        raise SettingsError(f"method.label_mask needs classes, and data '{source.name}' has none; set it to false.")
     federation = Federation(source, experiment.data, experiment.seed)
     full, tiers = networks(experiment, source, federation.samples)
     check(full, [tier.spec for tier in tiers])
-    zoo = Menagerie(full, tiers)
+    zoo = Menagerie(full, tiers, len(federation.public))
     crew = Crew(tiers, federation.clients, experiment.fleet, experiment.seed)
     method.check(zoo)
-    shelf, problem = Shelf(federation, crew), _problem(source, zoo)
+    shelf, problem = Shelf(federation, crew), _problem(source, zoo, experiment)
     world = World(method, zoo, shelf, problem, experiment.seed, hardware(experiment), experiment.run.stack)
     return Setup(experiment, world, crew, source.classes)
 
 
-def _problem(source: Source, zoo: Zoo) -> Problem:
-    """What is learned: a label for each example, or the next token after each token of it."""
-    if source.train.columns["y"].dim() == 1:
-        return Classify(source.classes)
+def _problem(source: Source, zoo: Zoo, experiment: Experiment) -> Problem:
+    """What is learned: a label or a number for each example, or for each of its tokens a tag or the next token."""
+    goal = _goal(source, experiment.data.metric)
+    if odd := set(experiment.run.stop_at) - {goal.metric}:
+        raise SettingsError(f"run.stop_at knows {goal.metric}, which this data is judged by, not {min(odd)}.")
+    if not source.tokens and not isinstance(goal, NextToken):
+        return goal
     row = source.train[slice(0, 1)]
-    wanted = (*row["y"].shape, source.classes)
+    wanted = (*row["y"].shape, source.classes or 1)
     for spec in {zoo.full, *(tier.spec for tier in zoo.tiers)}:
         if _scored(spec, row["x"], zoo) != wanted:
-            raise SettingsError(
-                f"data '{source.name}' has a label for each token, and the model '{spec.family}' gives no scores for "
-                'each. Take one that does, such as name = "transformer".'
-            )
-    return NextToken(source.classes)
+            raise SettingsError(_unfit(source, spec, len(wanted)))
+    return goal
+
+
+def _unfit(source: Source, spec: Spec, dims: int) -> str:
+    """Why a network is not for these tokens."""
+    if dims == 2:
+        has, gives, such = "rows of tokens", "does not read them, or scores each", 'name = "bert"'
+    else:
+        such = 'name = "bert" with output = "tokens"' if source.tagged else 'name = "transformer"'
+        has, gives = "a label for each token", "gives no scores for each"
+    return f"data '{source.name}' has {has}, and the model '{spec.family}' {gives}. Take one that does, such as {such}."
+
+
+def _goal(source: Source, metric: str) -> Classify | NextToken | Regress | Tag:
+    """What the data asks for, judged as the settings say."""
+    several = source.train.columns["y"].dim() > 1
+    known = ("accuracy", "f1", "matthews") if not several else ("f1", "accuracy") if source.tagged else ("accuracy",)
+    known = known if source.classes else ("pearson",)
+    if metric not in (*known, "auto"):
+        raise SettingsError(f"data.metric = '{metric}', but data '{source.name}' is judged by {' or '.join(known)}.")
+    chosen = known[0] if metric == "auto" else metric
+    if not source.classes:
+        return Regress()
+    if not several:
+        return Classify(source.classes, chosen)
+    return Tag(source.names, chosen) if source.tagged else NextToken(source.classes)
 
 
 def _scored(spec: Spec, x: torch.Tensor, zoo: Zoo) -> tuple[int, ...]:
@@ -187,6 +216,23 @@ def _spec(model: Mapping[str, Any], source: Source, where: str) -> Spec:
     if odd := options.keys() & {"input", "classes"}:
         raise SettingsError(f"{where}: '{min(odd)}' follows from the data; leave it out.")
     try:
-        return make_spec(name, input=source.shape, classes=source.classes, **options)
+        # To regress on a number takes one output.
+        told = {**options, "input": source.shape, "classes": source.classes or 1}
+        spec = make_spec(name, **told)
+        if name == spec.family and "vocab" in spec.options and not options.keys() & {"vocab", "pretrained"}:
+            spec = make_spec(name, **told, vocab=source.tokens or spec.options["vocab"], pad=source.pad)
     except SettingsError as fault:
         raise SettingsError(f"{where}: {fault}") from None
+    if source.tokens and "vocab" in spec.options:
+        _refuse_other_tokens(spec, source, where)
+    return spec
+
+
+def _refuse_other_tokens(spec: Spec, source: Source, where: str) -> None:
+    known: Any = spec.options["vocab"]
+    pad: Any = spec.options.get("pad", source.pad)
+    if known < source.tokens or pad != source.pad:
+        raise SettingsError(
+            f"{where}: the network knows {known} tokens, of which {pad} is padding; data '{source.name}' has "
+            f"{source.tokens} and pads with {source.pad}. Set data.tokenizer to the folder of the pre-trained network."
+        )

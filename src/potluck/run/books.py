@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from potluck.core import Client, Tier, Zoo
+from potluck.core import SERVER, Client, Cost, Tier, Zoo
 from potluck.engines import Entry, Session
 from potluck.fleet import Price, price, profile
 from potluck.ledger import Journal
@@ -54,12 +54,16 @@ class Books:
         self.journal.append(event)
 
     def tasks(self, progress: Progress, entries: Sequence[Entry], cohort: Sequence[Client]) -> float:
-        """Prices tasks and writes a line each; the seconds of the slowest device."""
+        """Prices tasks and writes a line each; the seconds of the slowest device. The server's work counts apart."""
         tiers = {client.id: client.tier for client in cohort}
         slowest = 0.0
         for entry in entries:
-            tier, cost = tiers.get(entry.task.to), entry.cost
+            tier, cost = tiers.get(entry.task.to), _crossed(entry)
             paid = price(cost, profile(tier.profile if tier else "server"))
+            self.journal.append(_line(progress.done, entry, cost, tier, paid))
+            if entry.task.to == SERVER:
+                _add(progress.totals, server_flops=cost.flops, server_joules=paid.joules)
+                continue
             slowest = max(slowest, paid.seconds)
             _add(
                 progress.totals,
@@ -68,7 +72,6 @@ class Books:
                 flops=cost.flops,
                 joules=paid.joules,
             )
-            self.journal.append(_line(progress.done, entry, tier, paid))
             if entry.verdict == "accepted" and tier:
                 progress.seen[tier.name] = progress.done
         return slowest
@@ -90,8 +93,12 @@ class Books:
                     counts[unit] += 1
 
 
-def _line(done: int, entry: Entry, tier: Tier | None, paid: Price) -> dict[str, Any]:
-    cost = entry.cost
+def _crossed(entry: Entry) -> Cost:
+    """A task's cost; what the server asks of itself crosses no wire."""
+    return replace(entry.cost, bytes_down=0, bytes_up=0) if entry.task.to == SERVER else entry.cost
+
+
+def _line(done: int, entry: Entry, cost: Cost, tier: Tier | None, paid: Price) -> dict[str, Any]:
     return {
         "event": "task",
         "round": done,

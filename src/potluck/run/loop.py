@@ -150,13 +150,13 @@ class Loop:
             self.progress.stopped = self._reached()
 
     def _reached(self) -> bool:
-        wanted = self.experiment.run.stop_at.get("accuracy")
-        if wanted is None or self.scores is None:
+        if not self.experiment.run.stop_at or self.scores is None:
             return False
+        (metric, wanted), *_ = self.experiment.run.stop_at.items()
         whole = self.scores["global"] or {}
-        found = [whole[split]["accuracy"] for split in ("validation", "test") if whole]
+        found = [whole[split][metric] for split in ("validation", "test") if whole]
         found.append((self.scores["clients"] or {}).get("mean"))
-        known = [accuracy for accuracy in found if accuracy is not None]
+        known = [score for score in found if score is not None]
         return bool(known) and bool(known[0] >= wanted)
 
     def _save(self) -> None:

@@ -6,38 +6,46 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from potluck.core import SERVER, Client, Model, Task, dice
+from potluck.core import SERVER, Client, Model, Plain, Task, dice
 from potluck.engines import Engine, Letter
 from potluck.run.assemble import Setup
+
+PIECE = 2048
+"""The server's splits are scored in pieces of so many rows, so that workers share them; the same on every engine."""
 
 Recall = Callable[[str], "tuple[int, Mapping[str, Any]] | None"]
 
 
 def scored(setup: Setup, engine: Engine, state: Any, done: int, recall: Recall) -> tuple[dict[str, Any], list[str]]:
     """Everything that is known of the models after so many rounds, and what went wrong in finding out."""
-    method, zoo, problem = setup.world.method, setup.world.zoo, setup.world.problem
+    method, zoo = setup.world.method, setup.world.zoo
+    problem: Any = setup.world.problem
     tiers = {tier.name: Client(f"any {tier.name}", tier) for tier in zoo.tiers}
     served = {"": method.serve(state, setup.server, zoo)}
     served |= {name: method.serve(state, client, zoo) for name, client in tiers.items()}
     clients = chosen(setup, done)
     own = {client.id: method.serve(state, client, zoo) for client in clients}
     whole = served[""] if setup.experiment.score.local else None
-    tallies, faults = _asked(engine, _letters(served, own, whole, done, recall))
-    spread = {client.id: _accuracy(tallies.get((client.id, "")), problem) for client in clients}
+    bench = setup.world.shelf.shard(SERVER)
+    pieces = range(0, max(len(bench.validation), len(bench.test), 1), PIECE)
+    tallies, faults = _asked(engine, _letters(served, own, whole, done, recall, pieces))
+    spread = {client.id: _judged(tallies.get((client.id, "")), problem) for client in clients}
     scores = {
         "round": done,
+        "metric": problem.metric,
         "global": _splits(tallies.get((SERVER, _same("", served))), problem),
         "tiers": {
             name: {
                 **(_splits(tallies.get((SERVER, _same(name, served))), problem) or {}),
                 "clients": _spread([spread[c.id] for c in clients if c.tier.name == name]),
+                **_own([tallies.get((c.id, "")) for c in clients if c.tier.name == name], problem),
             }
             for name in tiers
         },
         "clients": _spread(list(spread.values())),
     }
     if whole is not None:
-        scores["local"] = _spread([_accuracy(tallies.get((client.id, "local")), problem) for client in clients])
+        scores["local"] = _spread([_judged(tallies.get((client.id, "local")), problem) for client in clients])
     return scores, faults
 
 
@@ -55,10 +63,13 @@ def _letters(
     whole: Model | None,
     done: int,
     recall: Recall,
+    pieces: Iterable[int],
 ) -> Iterable[Letter]:
     for name, model in served.items():
         if model is not None and _same(name, served) == name:
-            yield Letter(Task("score", SERVER, name, done, {"model": model}))
+            for start in pieces:
+                config: dict[str, Plain] = {"rows": [start, start + PIECE]}
+                yield Letter(Task("score", SERVER, name, done, {"model": model}, config=config))
     for client, model in own.items():
         found = recall(client)
         memory = found[1] if found else {}
@@ -81,29 +92,44 @@ def _identical(a: Model | None, b: Model | None) -> bool:
     return all(tensor is b.arrays[name] for name, tensor in a.arrays.items())
 
 
-def _asked(engine: Engine, letters: Iterable[Letter]) -> tuple[dict[tuple[str, str], Mapping[str, Any]], list[str]]:
-    """The tallies of every letter that was answered, by (client, key), and why others failed."""
-    tallies: dict[tuple[str, str], Mapping[str, Any]] = {}
+Tallies = dict[tuple[str, str], list[Mapping[str, Any]]]
+"""By client and key, one for each piece."""
+
+
+def _asked(engine: Engine, letters: Iterable[Letter]) -> tuple[Tallies, list[str]]:
+    """The tallies of every letter, but none of a model that could not be scored in full; and why others failed."""
+    tallies: Tallies = {}
     faults: list[str] = []
+    lost = set()
     for outcome in engine.carry(letters):
+        whose = (outcome.task.to, outcome.task.key)
         if outcome.reply is not None:
-            tallies[outcome.task.to, outcome.task.key] = outcome.reply.metrics
-        elif not outcome.skipped:
+            tallies.setdefault(whose, []).append(outcome.reply.metrics)
+            continue
+        lost.add(whose)
+        if not outcome.skipped:
             faults.append(f"{outcome.task.to}: {outcome.fault}")
-    return tallies, faults
+    return {whose: found for whose, found in tallies.items() if whose not in lost}, faults
 
 
-def _splits(tally: Mapping[str, Any] | None, problem: Any) -> dict[str, Any] | None:
-    if tally is None:
+def _splits(tallies: Sequence[Mapping[str, Any]] | None, problem: Any) -> dict[str, Any] | None:
+    if tallies is None:
         return None
-    return {split: problem.scores([tally[split]]) for split in ("validation", "test")}
+    return {split: problem.scores([tally[split] for tally in tallies]) for split in ("validation", "test")}
 
 
-def _accuracy(tally: Mapping[str, Any] | None, problem: Any) -> float | None:
-    if tally is None:
+def _judged(tallies: Sequence[Mapping[str, Any]] | None, problem: Any) -> float | None:
+    """The score on the test split that the problem is judged by."""
+    if tallies is None:
         return None
-    found: float | None = problem.scores([tally["test"]])["accuracy"]
+    found: float | None = problem.scores([tally["test"] for tally in tallies])[problem.metric]
     return found
+
+
+def _own(tallies: Sequence[Sequence[Mapping[str, Any]] | None], problem: Any) -> dict[str, Any]:
+    """All scores of clients on their own test splits, taken together, where there is more to say than accuracy."""
+    known = [tally["test"] for each in tallies for tally in each or ()]
+    return {"own": problem.scores(known)} if known and problem.metric != "accuracy" else {}
 
 
 def _spread(values: Sequence[float | None]) -> dict[str, Any] | None:

@@ -52,16 +52,27 @@ class Result:
     rounds: int
     seed: int
     scores: Mapping[str, Any]
-    """The last scores: ``global``, ``tiers``, ``clients``."""
+    """The last scores: ``global``, ``tiers``, ``clients``, and the ``metric`` that runs are judged by."""
     totals: Mapping[str, float]
     weights_sha256: str
 
     @property
-    def accuracy(self) -> float | None:
-        """Test accuracy of the server's model, or the clients' mean where models live on the clients."""
+    def metric(self) -> str:
+        """The name of the score that the run is judged by."""
+        return str(self.scores.get("metric", "accuracy"))
+
+    @property
+    def score(self) -> float | None:
+        """That score of the server's model on the test set, or the clients' mean where models live on the clients."""
         whole = self.scores.get("global")
-        found: float | None = whole["test"]["accuracy"] if whole else (self.scores.get("clients") or {}).get("mean")
+        found: float | None = whole["test"][self.metric] if whole else (self.scores.get("clients") or {}).get("mean")
         return found
+
+    @property
+    def accuracy(self) -> float | None:
+        """Test accuracy, where there is one: of the server's model, or the clients' mean."""
+        whole = self.scores.get("global")
+        return whole["test"].get("accuracy") if whole else self.score if self.metric == "accuracy" else None
 
     def plain(self) -> dict[str, Any]:
         """One JSON object that says it all."""
@@ -71,6 +82,7 @@ class Result:
             "method": self.method,
             "rounds": self.rounds,
             "seed": self.seed,
+            "metric": self.metric,
             "scores": {"global": self.scores.get("global"), "tiers": self.scores.get("tiers")},
             "bytes_down": int(totals.get("bytes_down", 0)),
             "bytes_up": int(totals.get("bytes_up", 0)),
@@ -215,6 +227,8 @@ def manifest(setup: Setup) -> dict[str, Any]:
         "seed": experiment.seed,
         "rounds": experiment.rounds,
         "engine": engine_name(experiment),
+        "hardware": experiment.run.hardware,
+        "stack": experiment.run.stack,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
