@@ -12,7 +12,7 @@ from functools import cache
 import pytest
 import torch
 
-from potluck.core import Client, Model, Round, digest, settings, stream
+from potluck.core import SERVER, Client, Model, Round, digest, settings, stream
 from potluck.engines import Desk, Serial
 from potluck.methods import METHODS
 from potluck.run import assemble, door, experiment, resume, run
@@ -49,6 +49,16 @@ VARIANTS = [
     Case("scaffold", (("share", "per_arch"), ("variate", "mean"))),
     Case("fednova", (("share", "layerwise"), ("mu", 0.1))),
     Case("moon", (("share", "layerwise"),)),
+    Case("lotteryfl", (("weighting", "samples"), ("label_mask", True))),
+    Case("hermes", (("threshold", 0.0), ("prune", 0.5))),
+    Case("tailorfl", (("tuning", 1), ("swap", 0.5))),
+    Case("fedskel", (("period", 2), ("label_mask", True))),
+    Case("fedmd", (("rows", 12),)),
+    Case("feddf", (("share", "whole"), ("on", "noise"))),
+    Case("dsfl", (("aggregate", "sa"), ("rows", 12))),
+    Case("fedgems", (("rows", 12), ("exclude", True))),
+    Case("fedgems", (("select", False),)),
+    Case("fedet", (("weighting", "uniform"),)),
 ]
 CASES = [*(Case(name) for name in METHODS), *VARIANTS]
 
@@ -91,7 +101,34 @@ DEGENERATES = {
     "fjord": Neutral({"widths": [1.0], "distill": False}),
     "fedin": Neutral({"mu": 0.0, "lend": 0}),
     "inclusivefl": Neutral({"profile": "paper", "server": {"name": "replace"}, "weighting": "samples"}),
+    "lotteryfl": Neutral({"threshold": 2.0, "weighting": "samples", "label_mask": False}, 1e-6),
+    "hermes": Neutral({"threshold": 2.0, "sparsity": 0.0, "weighting": "samples"}),
+    "tailorfl": Neutral({"weighting": "samples"}),
+    "fedmask": "weights never change: only bits are learned",
+    "fedskel": Neutral({"cut": 0.0, "weighting": "samples", "label_mask": False}),
+    "fedmd": "models live on the clients, and only scores cross the wire",
+    "feddf": Neutral({"teach": {"epochs": 0}}),
+    "dsfl": "models live on the clients, and only answers cross the wire",
+    "fedgems": "models live on the clients, and only scores cross the wire",
+    "fedet": Neutral({"teach": {"steps": 0}}),
 }
+PUBLIC = 40
+"""Public rows, of ten classes, for methods that need them."""
+STILL = {
+    "feddf": {"teach": {"epochs": 0}},
+    "dsfl": {"distils": 0},
+    "fedgems": {"passes": 0},
+    "fedet": {"teach": {"steps": 0}},
+}
+"""Settings under which a server that trains does not."""
+SPOKEN = {
+    "fedmd": {"answer": "up", "digest": "down"},
+    "dsfl": {"train": "up", "distil": "down"},
+    "fedgems": {"train": "up", "follow": "down"},
+}
+"""Methods of which only scores of public rows cross the wire: the way they go under each verb."""
+MASKED = {"lotteryfl", "hermes", "tailorfl", "fedmask", "fedskel"}
+"""Methods whose clients are asked what they hold."""
 LENT = {"fedin": 16 * (8 + 8)}
 """Numbers that a client uploads beside its part in its first round: features of a batch at both ends of the body."""
 TWICE = {"scaffold"}
@@ -103,7 +140,7 @@ def plain(case, **changes):
     base = {
         "rounds": 4,
         "cohort": 5,
-        "data": {"clients": 9, "partition": "dirichlet", "alpha": 0.5},
+        "data": {"clients": 9, "partition": "dirichlet", "alpha": 0.5, "public": PUBLIC * (case.name in SPEAKING)},
         "model": {"name": "mlp", "hidden": 8, "depth": 3},
         "tier": NARROW if case.name in BY_WIDTH else SHALLOW,
         "method": case.method,
@@ -116,9 +153,11 @@ def plain(case, **changes):
 
 SHALLOW = [{"name": name, "depth": depth} for name, depth in (("small", 1), ("medium", 2), ("large", 3))]
 NARROW = [{"name": name, "width": width} for name, width in (("small", 0.2), ("medium", 0.6), ("large", 1.0))]
-BY_WIDTH = {"heterofl", "feddropout", "fedrolex", "fjord"}
+BY_WIDTH = {"heterofl", "feddropout", "fedrolex", "fjord", *MASKED}
 """Methods whose tiers differ in width; the others' differ in depth."""
 EQUAL = [{"name": "everyone"}]
+SPEAKING = {*SPOKEN, "feddf", "fedet"}
+"""Methods that need public rows."""
 
 
 @pytest.fixture(params=CASES, ids=str)
@@ -312,11 +351,44 @@ def test_bytes_in_the_ledger_are_the_size_of_the_part(case):
     made.round(state)
     assert made.session.entries
     for entry in made.session.entries:
+        if entry.task.to == SERVER:  # what the server asks of itself crosses no wire
+            continue
+        if case.name in MASKED:
+            units = {"small": 2, "medium": 5, "large": 8}[clients[entry.task.to].tier.name]
+            assert (entry.cost.bytes_down, entry.cost.bytes_up) == masked(case, entry.task.verb, units)
+            continue
+        if case.name in SPOKEN:
+            assert (entry.cost.bytes_down, entry.cost.bytes_up) == spoken(case, entry.task.verb)
+            continue
         model = made.method.serve(state, clients[entry.task.to], made.zoo)
         numbers = sum(tensor.numel() for tensor in model.arrays.values()) if model else 0
         down = 2 * numbers if case.name in TWICE else numbers
         up = down + LENT.get(case.name, 0)
         assert (entry.cost.bytes_down, entry.cost.bytes_up) == (4 * down, 4 * up)
+
+
+def spoken(case, verb):
+    """Bytes down and up of scores of public rows and, where a round is about some of them, of which they are."""
+    rows = dict(case.own).get("rows")
+    told, scores = 8 * (rows or 0), 4 * 10 * (rows or PUBLIC)
+    return (told, scores) if SPOKEN[case.name][verb] == "up" else (told + scores, 0)
+
+
+def masked(case, verb, units):
+    """Bytes down and up of a first round under masks, to a client that keeps so many of the 8 units of a layer."""
+    whole, part = 4 * numbers(3), 4 * (65 * units + 3 * (units * units + units) + 10 * units + 10)
+    bits = 2 * math.ceil(units * units / 8) + math.ceil(10 * units / 8)  # of the last three layers
+    held = {"lotteryfl": 64 + 3 * 8 + 10}.get(case.name, 4)  # a bit for each weight; for each of 4 x 8 units
+    return {
+        "show": (0, held),
+        "tailor": (whole, held),
+        "train": {
+            "lotteryfl": (whole, whole + held),
+            "tailorfl": (part, part),
+            "fedmask": (0, bits),
+        }.get(case.name, (whole, whole)),
+        "merge": (whole if case.name == "hermes" else 2 * units * units + 10 * units, 0),
+    }[verb]
 
 
 def numbers(depth):
@@ -345,7 +417,8 @@ def test_bytes_by_hand(case, depths, ran):
 
 
 def test_zero_local_steps_leave_the_model_bit_identical(case):
-    made = table(case, local={"lr": 0.1, "steps": 0})
+    own = {**dict(case.own), **STILL.get(case.name, {})}
+    made = table(Case(case.name, tuple(own.items())), local={"lr": 0.1, "steps": 0})
     state = made.init()
     after = made.round(made.round(state), 1)
     assert made.session.accepted > 0
@@ -392,7 +465,7 @@ def test_on_equal_devices_and_with_neutral_settings_it_is_fedavg(case):
         assert neutral
         return
     own = tuple({**dict(case.own), **neutral.own}.items())
-    changes = {"tier": EQUAL, **({"local": neutral.local} if neutral.local else {})}
+    changes = {"tier": EQUAL, "data": plain(case)["data"], **({"local": neutral.local} if neutral.local else {})}
     same = table(Case(case.name, own), **changes)
     weighting = tuple((name, value) for name, value in case.own if name == "weighting")
     fedavg = table(Case("fedavg", weighting), **changes)

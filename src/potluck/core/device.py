@@ -78,6 +78,10 @@ class Problem(Protocol):
     @property
     def loss(self) -> Loss: ...
 
+    @property
+    def metric(self) -> str:
+        """The name of the score that counts."""
+
     def tally(self, net: nn.Module, examples: Examples, owned: Sequence[int] | None = None) -> dict[str, Any]:
         """Counts on these examples that add up over examples and devices; only `owned` classes, if given, compete."""
 

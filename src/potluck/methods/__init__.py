@@ -5,19 +5,30 @@ from typing import Any
 
 from potluck.methods.averaging import Averaged, Averaging
 from potluck.methods.bounds import AllLarge, AllSmall, ExclusiveFL
+from potluck.methods.dsfl import DSFL
+from potluck.methods.exchange import Exchange
 from potluck.methods.fedavg import FedAvg
+from potluck.methods.feddf import FedDF
 from potluck.methods.feddropout import FedDropout
+from potluck.methods.fedet import FedET
+from potluck.methods.fedgems import FedGEMS
 from potluck.methods.fedin import FedIN, Lending
+from potluck.methods.fedmask import FedMask
+from potluck.methods.fedmd import FedMD
 from potluck.methods.fednova import FedNova
 from potluck.methods.fedopt import FedAdagrad, FedAdam, FedAdamW, FedAvgM, FedYogi
 from potluck.methods.fedprox import FedProx
 from potluck.methods.fedrolex import FedRolex
+from potluck.methods.fedskel import FedSkel
 from potluck.methods.fjord import FjORD
+from potluck.methods.hermes import Hermes
 from potluck.methods.heterofl import HeteroFL
 from potluck.methods.inclusivefl import Inclusive, InclusiveFL
 from potluck.methods.local import Local
+from potluck.methods.lotteryfl import LotteryFL, Raffle
 from potluck.methods.moon import MOON
 from potluck.methods.scaffold import SCAFFOLD, Controlled
+from potluck.methods.tailorfl import TailorFL
 
 METHODS: Mapping[str, type[Any]] = {
     "fedavg": FedAvg,
@@ -40,10 +51,21 @@ METHODS: Mapping[str, type[Any]] = {
     "fjord": FjORD,
     "fedin": FedIN,
     "inclusivefl": InclusiveFL,
+    "lotteryfl": LotteryFL,
+    "hermes": Hermes,
+    "tailorfl": TailorFL,
+    "fedmask": FedMask,
+    "fedskel": FedSkel,
+    "fedmd": FedMD,
+    "feddf": FedDF,
+    "dsfl": DSFL,
+    "fedgems": FedGEMS,
+    "fedet": FedET,
 }
 
 __all__ = [
-    "METHODS", "MOON", "SCAFFOLD", "AllLarge", "AllSmall", "Averaged", "Averaging", "Controlled", "ExclusiveFL",
-    "FedAdagrad", "FedAdam", "FedAdamW", "FedAvg", "FedAvgM", "FedDropout", "FedIN", "FedNova", "FedProx", "FedRolex",
-    "FedYogi", "FjORD", "HeteroFL", "Inclusive", "InclusiveFL", "Lending", "Local",
+    "DSFL", "METHODS", "MOON", "SCAFFOLD", "AllLarge", "AllSmall", "Averaged", "Averaging", "Controlled", "Exchange",
+    "ExclusiveFL", "FedAdagrad", "FedAdam", "FedAdamW", "FedAvg", "FedAvgM", "FedDF", "FedDropout", "FedET", "FedGEMS",
+    "FedIN", "FedMD", "FedMask", "FedNova", "FedProx", "FedRolex", "FedSkel", "FedYogi", "FjORD", "Hermes", "HeteroFL",
+    "Inclusive", "InclusiveFL", "Lending", "Local", "LotteryFL", "Raffle", "TailorFL",
 ]  # fmt: skip
