@@ -136,19 +136,23 @@ def test_rounds_are_scored_as_often_as_asked_and_at_the_end(tmp_path):
     assert [row["round"] for row in scores(tmp_path / "run")] == [0, 2, 4, 5]
 
 
+def suited(name):
+    """What a method cannot do without: widths, or public rows."""
+    wide = {"tier": [{"name": "small", "width": 0.4}, {"name": "large"}]} if name == "fjord" else {}
+    return {"method": {"name": name}, "data": {"public": 50}, **wide}
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_is_scored_without_a_fault(name, score):
-    wide = {"tier": [{"name": "small", "width": 0.4}, {"name": "large"}]} if name == "fjord" else {}
-    found, _, _, _ = score(tiny(method={"name": name}, **wide))
+    found, _, _, _ = score(tiny(**suited(name)))
     assert set(found) == {"round", "metric", "global", "tiers", "clients"}
     assert set(found["tiers"]) == {"small", "large"}
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_static_norms_are_asked_for_without_a_fault_under_every_method(name, tmp_path):
-    wide = {"tier": [{"name": "small", "width": 0.4}, {"name": "large"}]} if name == "fjord" else {}
     listener = Listener()
-    run(tiny(method={"name": name}, model={"norm": "static"}, rounds=1, **wide), tmp_path / "run", watch=listener)
+    run(tiny(model={"norm": "static"}, rounds=1, **suited(name)), tmp_path / "run", watch=listener)
     assert listener.warnings == []
 
 

@@ -62,7 +62,7 @@ def shown(what: str, found: list[dict[str, Any]]) -> list[dict[str, str]]:
     return [
         {
             "name": row["name"],
-            "memory": f"{row['memory'] / 1e9:.0f} GB",
+            "memory": f"{row['memory'] / 1e9:.3g} GB",
             "training": f"{row['flops'] / 1e9:.3g} GFLOP/s",
             "down / up": f"{row['down'] / 1e6:.0f} / {row['up'] / 1e6:.0f} Mbit/s",
             "watts": f"{row['train_watts']:g} + {row['radio_watts']:g} radio",
@@ -73,8 +73,13 @@ def shown(what: str, found: list[dict[str, Any]]) -> list[dict[str, str]]:
 
 def _cell(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key}={item['name'] if isinstance(item, dict) else item}" for key, item in value.items())
+        return ", ".join(f"{key}={_brief(item)}" for key, item in value.items())
     return str(value)
+
+
+def _brief(value: Any) -> str:
+    """A setting; of a table its name, or that it is one."""
+    return str(value.get("name", "{…}")) if isinstance(value, dict) else str(value)
 
 
 def _first_line(thing: object) -> str:
