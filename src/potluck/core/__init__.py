@@ -7,7 +7,7 @@ from potluck.core.examples import NOTHING, Batch, Examples, Prepare, Vary
 from potluck.core.local import Local
 from potluck.core.message import MessageError, apart, joined, pack, unpack
 from potluck.core.method import Expected, Method, Shapes, answer, on_client, settings
-from potluck.core.model import Arrays, Depth, Flat, Layout, Model, Spec, digest, size, views
+from potluck.core.model import Arrays, Depth, Flat, Layout, Model, Spec, digest, size
 from potluck.core.plain import EMPTY, Bag, Plain, frozen, thawed
 from potluck.core.round import (
     SERVER,
@@ -33,5 +33,5 @@ __all__ = [
     "Layout", "Local", "Loss", "Mean", "Memory", "MessageError", "Method", "Model", "Plain", "Prepare", "Problem",
     "QuorumError", "Reply", "ResourceError", "Round", "Send", "SettingsError", "Shapes", "Skip", "Spec", "Task",
     "Tier", "Trouble", "Vary", "Weight", "Work", "Zoo", "answer", "apart", "dice", "digest", "entropy", "frozen",
-    "joined", "on_client", "pack", "payload", "settings", "size", "stream", "thawed", "unpack", "views",
+    "joined", "on_client", "pack", "payload", "settings", "size", "stream", "thawed", "unpack",
 ]  # fmt: skip

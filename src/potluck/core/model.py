@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -18,28 +18,56 @@ from potluck.core.plain import EMPTY, Bag, Plain, frozen, thawed
 Arrays: TypeAlias = Mapping[str, Tensor]
 """A state dict at rest: detached tensors by name."""
 
-Layout: TypeAlias = "tuple[tuple[str, int, tuple[int, ...]], ...]"
-"""Names, where each begins in a buffer, and shapes."""
+
+@dataclass(frozen=True)
+class Layout:
+    """Where tensors lie in one buffer of floats."""
+
+    entries: tuple[tuple[str, int, tuple[int, ...]], ...]
+    """Each tensor's name, where it begins, and its shape."""
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        return {name: (shape, torch.float32) for name, _, shape in self.entries}
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Of the tensors, without the gaps between them."""
+        return sum(4 * math.prod(shape) for _, _, shape in self.entries)
+
+    @cached_property
+    def views(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...], int]]:
+        """Each tensor's shape, strides and first number."""
+        return {name: (shape, _strides(shape), start) for name, start, shape in self.entries}
+
+    def cut(self, buffer: Tensor) -> dict[str, Tensor]:
+        """The tensors that lie in a buffer."""
+        return {name: buffer.as_strided(*view) for name, view in self.views.items()}
 
 
-class Flat(dict[str, Tensor]):
-    """Arrays most of which lie in one buffer, so that what is done to all of them alike is done once."""
-
-    def __init__(self, buffer: Tensor, layout: Layout, others: Arrays) -> None:
-        super().__init__(views(buffer, layout))
-        self.update(others)
-        self.buffer, self.layout, self.others = buffer, layout, others
-
-
-def views(buffer: Tensor, layout: Layout) -> dict[str, Tensor]:
-    """The tensors that lie in a buffer."""
-    return {name: buffer.as_strided(shape, _strides(shape), start) for name, start, shape in layout}
-
-
-@lru_cache(maxsize=4096)
 def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """How far apart neighbours lie in each dimension."""
     return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+
+
+class Flat(Mapping[str, Tensor]):
+    """Arrays most of which lie in one buffer, so that what is done to all of them alike is done once."""
+
+    __slots__ = ("buffer", "layout", "others")
+
+    def __init__(self, buffer: Tensor, layout: Layout, others: Arrays = EMPTY) -> None:
+        self.buffer, self.layout, self.others = buffer, layout, others
+
+    def __getitem__(self, name: str) -> Tensor:
+        view = self.layout.views.get(name)
+        return self.others[name] if view is None else self.buffer.as_strided(*view)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.layout.views
+        yield from self.others
+
+    def __len__(self) -> int:
+        return len(self.layout.entries) + len(self.others)
 
 
 Depth: TypeAlias = "int | tuple[int, ...] | None"
@@ -101,6 +129,8 @@ class Model:
 
 def size(arrays: Arrays) -> int:
     """Bytes of these tensors on the wire; truth values travel eight to a byte."""
+    if isinstance(arrays, Flat):
+        return arrays.layout.nbytes + size(arrays.others)
     return sum((tensor.numel() + 7) // 8 if tensor.dtype is torch.bool else tensor.nbytes for tensor in arrays.values())
 
 

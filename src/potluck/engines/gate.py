@@ -71,6 +71,8 @@ class Gate:
 
 
 def _misfits(arrays: Arrays, shapes: Shapes) -> Iterator[str]:
+    if isinstance(arrays, Flat) and not arrays.others and arrays.layout.shapes == shapes:
+        return
     if arrays.keys() != shapes.keys():
         missing, extra = shapes.keys() - arrays.keys(), arrays.keys() - shapes.keys()
         yield f"{len(missing)} names are missing, {len(extra)} are too many: {_few(missing | extra)}"

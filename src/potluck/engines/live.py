@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from potluck.core import Arrays, Flat, Layout, Spec, Work, Zoo, views
+from potluck.core import Arrays, Flat, Layout, Spec, Work, Zoo
 from potluck.learn import dense, weights_of
 
 
@@ -18,7 +18,7 @@ class Live:
         self.spec, self.net = spec, net
         self.tensors = dict(net.state_dict(keep_vars=True))
         self.buffer, self.layout = _laid_out(self.tensors)
-        self._others = self.tensors.keys() - {name for name, _, _ in self.layout}
+        self._others = self.tensors.keys() - self.layout.views.keys()
         self.weights = weights_of(net)
         self.noisy = any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in net.modules())
         self.dense = dense(net)
@@ -48,12 +48,12 @@ def _laid_out(tensors: Mapping[str, Tensor]) -> tuple[Tensor, Layout]:
     chosen = {name: tensor for name, tensor in tensors.items() if tensor.dtype is torch.float32 and tensor.numel()}
     if len({tensor.data_ptr() for tensor in chosen.values()}) < len(chosen):  # tied weights stay where they are
         chosen = {}
-    layout, end = [], 0
+    entries, end = [], 0
     for name, tensor in chosen.items():
-        layout.append((name, end, tuple(tensor.shape)))
+        entries.append((name, end, tuple(tensor.shape)))
         end += -(-tensor.numel() // 16) * 16
     device = next((tensor.device for tensor in chosen.values()), None)
-    buffer = torch.zeros(end, device=device)
-    for name, view in views(buffer, tuple(layout)).items():
+    buffer, layout = torch.zeros(end, device=device), Layout(tuple(entries))
+    for name, view in layout.cut(buffer).items():
         chosen[name].data = view.copy_(chosen[name].detach())
-    return buffer, tuple(layout)
+    return buffer, layout

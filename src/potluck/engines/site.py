@@ -190,7 +190,7 @@ class SiteDevice:
         loss = located(loss or self.problem.loss, hardware)
         edits = [located(edit, hardware) for edit in edits]
         kind, lr = live.spec if live.dense else None, local.rate(self.round)
-        laid = (live.buffer, live.layout) if live.dense and live.layout else None
+        laid = (live.buffer, live.layout) if live.dense and live.layout.entries else None
         return Wish(kind, net, live.weights, examples, local, lr, loss, edits, self.rng, want_gradient, laid)
 
     def noisy(self, wish: Wish) -> bool:

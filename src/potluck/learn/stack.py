@@ -6,7 +6,6 @@ each client's own, but matrix products of other shapes may round differently: eq
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -117,9 +116,8 @@ def _stacked(wishes: Sequence[Wish]) -> tuple[list[Tensor], dict[str, Tensor]]:
         return rows, {name: tensor.requires_grad_() for name, tensor in tensors.items()}
     whole = torch.stack([wish.laid[0] for wish in wishes if wish.laid is not None])
     found = {}
-    for name, start, shape in first.laid[1]:
-        one = whole[0, start : start + math.prod(shape)].view(shape)
-        found[name] = whole.as_strided((len(wishes), *shape), (whole.stride(0), *one.stride()), start).requires_grad_()
+    for name, (shape, strides, start) in first.laid[1].views.items():
+        found[name] = whole.as_strided((len(wishes), *shape), (whole.stride(0), *strides), start).requires_grad_()
     return list(whole.unbind()), found
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from potluck.core import Arrays, Flat, Layout, Weight, views
+from potluck.core import Arrays, Flat, Layout, Weight
 from potluck.parts.part import Mask, Part, Place
 
 BLOCK = 16
@@ -122,18 +122,16 @@ class OverlapMean:
         if not (isinstance(held, Part) and held.entire and factor > 0):
             return False
         if block.flat is None and not block.totals:
-            if any(
-                self.start[name].shape != shape or not self.start[name].is_floating_point() for name, _, shape in layout
-            ):
+            if any(self.start[name].shape != shape for name, (shape, _) in layout.shapes.items()):
                 return False
             block.flat = (layout, torch.mul(arrays.buffer.to(torch.float64), factor))
-            block.totals |= views(block.flat[1], layout)
-            block.weights |= {name: factor for name, _, _ in layout}
+            block.totals |= layout.cut(block.flat[1])
+            block.weights |= dict.fromkeys(layout.shapes, factor)
             return True
         if block.flat is None or block.flat[0] != layout:
             return False
         block.flat[1].add_(arrays.buffer, alpha=factor)
-        for name, _, _ in layout:
+        for name in layout.shapes:
             block.weights[name] = block.weights[name] + factor
         return True
 
