@@ -11,6 +11,8 @@ from typing import Any
 from potluck.ledger.errors import DamagedRecord, refused, shown
 from potluck.ledger.files import sync_folder, write_all, write_atomically
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
 
 class Journal:
     """Events in the order in which they happened, gathered in memory until `flush`.
@@ -32,7 +34,7 @@ class Journal:
     def append(self, event: Mapping[str, Any]) -> None:
         """Note an event, given as a mapping."""
         # Escaped to ASCII: odd characters in a client's name can neither break a line nor fail to encode.
-        self._waiting.append(json.dumps(dict(event), separators=(",", ":")).encode() + b"\n")
+        self._waiting.append(_ENCODER.encode(dict(event)).encode() + b"\n")
 
     def flush(self, sync: bool = False) -> None:
         """Add the waiting events to the file, all or none; with `sync` they also survive a power cut.

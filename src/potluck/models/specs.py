@@ -34,9 +34,17 @@ def make_spec(
     return family.spec({"input": input, "classes": classes, **options}, depth)
 
 
-@lru_cache(maxsize=1024)
 def complete(spec: Spec) -> Spec:
     """The same network with every option answered and every group named; refuses what cannot be built."""
+    if "_complete" in spec.__dict__:  # cheaper than to compare it with what was completed before
+        return spec
+    found = _completed(spec)
+    object.__setattr__(found, "_complete", True)
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _completed(spec: Spec) -> Spec:
     if spec.family not in FAMILIES:
         raise SettingsError(f"there is no model family '{spec.family}'.{door.hint(spec.family, FAMILIES)}")
     return FAMILIES[spec.family].spec(spec.options, spec.depth, spec.sizes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import hashlib
 import json
 import os
@@ -161,6 +162,7 @@ def _changed(experiment: Experiment, rounds: int | None, engine: str | None) -> 
 def _work(setup: Setup, open_folder: Callable[[], RunFolder], watch: Watch, resumed: bool = False) -> Result:
     """Runs what is left of a run, and leaves its folder in order whatever happens."""
     threads = torch.get_num_threads()
+    gc.freeze()  # what is there by now stays until the end: the collector need not look at it round after round
     try:
         with Interrupts() as stops, closing(setup.engine()) as engine, open_folder() as folder:
             try:
@@ -168,6 +170,7 @@ def _work(setup: Setup, open_folder: Callable[[], RunFolder], watch: Watch, resu
             except KeyboardInterrupt:
                 raise Interrupted(_how_to_go_on(folder, setup.experiment.rounds)) from None
     finally:
+        gc.unfreeze()
         torch.set_num_threads(threads)
 
 

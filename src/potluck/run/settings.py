@@ -63,7 +63,7 @@ class Running:
     workers: int = 0
     """Worker processes of the pool; 0: one per core."""
     stack: int = 0
-    """How many clients train in one go where their networks are small, dense and alike (about 20 is good); 0: each by
+    """How many clients train in one go where their networks are small, dense and alike (20 to 50 is good); 0: each by
     itself."""
     checkpoint_every: int = 1
     """Rounds between checkpoints."""
