@@ -1,4 +1,5 @@
 import os
+import signal
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,9 @@ import pytest
 
 from potluck.cli import main
 from potluck.run import read_experiment, run
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job that a shell put into the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -31,6 +31,11 @@ def test_a_network_at_rest_has_the_numbers_of_the_live_one():
     assert any(not tensor.is_floating_point() for tensor in found.others.values())
 
 
+def test_a_tensor_of_it_is_always_the_same_one():
+    found = live().rest()
+    assert all(found[name] is tensor for name, tensor in found.items())
+
+
 def test_what_is_at_rest_stays_when_the_network_goes_on():
     one = live()
     found, before = one.rest(), digest(one.rest())

@@ -53,14 +53,19 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 class Flat(Mapping[str, Tensor]):
     """Arrays most of which lie in one buffer, so that what is done to all of them alike is done once."""
 
-    __slots__ = ("buffer", "layout", "others")
+    __slots__ = ("_cut", "buffer", "layout", "others")
 
     def __init__(self, buffer: Tensor, layout: Layout, others: Arrays = EMPTY) -> None:
         self.buffer, self.layout, self.others = buffer, layout, others
+        self._cut: dict[str, Tensor] = {}
 
     def __getitem__(self, name: str) -> Tensor:
-        view = self.layout.views.get(name)
-        return self.others[name] if view is None else self.buffer.as_strided(*view)
+        """A tensor, cut out the first time it is asked for; the same one ever after."""
+        found = self._cut.get(name)
+        if found is None:
+            view = self.layout.views.get(name)
+            found = self._cut[name] = self.others[name] if view is None else self.buffer.as_strided(*view)
+        return found
 
     def __iter__(self) -> Iterator[str]:
         yield from self.layout.views
