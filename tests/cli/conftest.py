@@ -1,6 +1,6 @@
 import os
-import signal
 import shutil
+import signal
 import subprocess
 import sys
 
