@@ -1,7 +1,5 @@
 """FedProx, SCAFFOLD, FedNova and MOON, with the conformance numbers of METHODS.md."""
 
-import os
-import signal
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from math import log
@@ -9,6 +7,7 @@ from math import log
 import pytest
 import torch
 from made_round import Play, data, zoo
+from tiny_runs import killed_after
 from torch import nn
 
 from potluck.core import Local, Reply, SettingsError, Tier, digest, stream
@@ -462,27 +461,6 @@ def test_a_tier_that_is_absent_leaves_its_own_tensors_bit_for_bit(name):
     assert not later.model.arrays["body.0.linear.weight"].equal(state.model.arrays["body.0.linear.weight"])
 
 
-class Killer:
-    """A watch that kills its process after a round."""
-
-    def round(self, done, scores, totals):
-        if done == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def warn(self, text):
-        pass
-
-
-def killed(settings, out):
-    pid = os.fork()
-    if pid == 0:
-        try:
-            run(experiment(settings), out, watch=Killer())
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
-
-
 def remembered(folder, clients=6):
     found = Memories(folder / "memory")
     return {f"c{n}": found.read(f"c{n}") for n in range(clients)}
@@ -500,7 +478,7 @@ def test_memories_survive_a_kill_bit_for_bit(name, tmp_path):
         "run": {"engine": "serial"},
     }
     whole = run(experiment(settings), tmp_path / "whole")
-    killed(settings, tmp_path / "killed")
+    killed_after(2, experiment(settings), tmp_path / "killed")
     before = remembered(tmp_path / "killed")
     assert resume(tmp_path / "killed").weights_sha256 == whole.weights_sha256
     assert remembered(tmp_path / "killed") == remembered(tmp_path / "whole") != before

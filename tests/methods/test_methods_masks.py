@@ -1,14 +1,13 @@
 """LotteryFL, Hermes, TailorFL, FedMask and FedSkel, with the conformance numbers of METHODS.md."""
 
 import json
-import os
 import re
-import signal
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from made_round import Play, data
+from tiny_runs import killed_after
 from torch import nn
 
 from potluck.core import Local, Model, Reply, SettingsError, Task, Tier, digest, on_client, stream
@@ -662,27 +661,6 @@ def test_clients_score_their_own_models_and_batch_norms_come_along(name, tmp_pat
         assert last["clients"]["mean"] > 0.7
 
 
-class Killer:
-    """A watch that kills its process after a round."""
-
-    def round(self, done, scores, totals):
-        if done == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def warn(self, text):
-        pass
-
-
-def killed(settings, out):
-    pid = os.fork()
-    if pid == 0:
-        try:
-            run(experiment(settings), out, watch=Killer())
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
-
-
 def remembered(folder):
     found = Memories(folder / "memory")
     return {f"c{n}": found.read(f"c{n}") for n in range(6)}
@@ -692,7 +670,7 @@ def remembered(folder):
 def test_memories_survive_a_kill_bit_for_bit(name, tmp_path):
     settings = plain(name, rounds=4, model={"name": "mlp", "hidden": 4}, local={"steps": 3})
     whole = run(experiment(settings), tmp_path / "whole")
-    killed(settings, tmp_path / "killed")
+    killed_after(2, experiment(settings), tmp_path / "killed")
     before = remembered(tmp_path / "killed")
     assert resume(tmp_path / "killed").weights_sha256 == whole.weights_sha256
     assert remembered(tmp_path / "killed") == remembered(tmp_path / "whole") != before

@@ -8,7 +8,7 @@ of the head do not count.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, Literal
@@ -67,14 +67,34 @@ class Averaging(LocalTraining):
         return Averaged(Model(self.target(zoo), zoo.fresh(self.target(zoo), rng).arrays))
 
     def round(self, state: Any, now: Round) -> Any:
-        whole = state.model.arrays or {}
+        mean = OverlapMean(state.model.arrays or {})
+        self.folded(mean, state, now)
+        return self.moved(state, mean, now)
+
+    def folded(
+        self, mean: OverlapMean, state: Any, now: Round, weigh: Callable[[Reply], Weight] | None = None
+    ) -> tuple[Sequence[Reply], dict[str, Part]]:
+        """Hands everyone their part, and folds what they make of it into the mean; the replies, and who had which."""
         held = {client.id: self.hand_out(client, now) for client in self.pick(now)}
-        mean = OverlapMean(whole)
+        parts = {id: part for id, (_, part) in held.items()}
         tasks = (
-            Task("train", id, models={"model": Model(spec, part.take(whole))}) for id, (spec, part) in held.items()
+            Task(
+                "train",
+                id,
+                models={"model": Model(spec, part.take(mean.start))},
+                arrays=self.enclosed(id, spec, part, state, now),
+            )
+            for id, (spec, part) in held.items()
         )
-        now.fold(tasks, mean, {id: part for id, (_, part) in held.items()}, partial(self.weigh, zoo=now.zoo))
-        arrays, slots = self.server(whole, mean, state.slots, self.buffers(now.zoo))
+        return now.fold(tasks, mean, parts, weigh or partial(self.weigh, zoo=now.zoo)), parts
+
+    def enclosed(self, client: str, spec: Spec, part: Part, state: Any, now: Round) -> Arrays:
+        """What a client is sent besides its model: nothing."""
+        return EMPTY
+
+    def moved(self, state: Any, mean: OverlapMean, now: Round) -> Any:
+        """The state after the server's step towards a mean."""
+        arrays, slots = self.server(mean.start, mean, state.slots, self.buffers(now.zoo))
         return replace(state, model=Model(state.model.spec, arrays), slots=slots)
 
     def target(self, zoo: Zoo) -> Spec:

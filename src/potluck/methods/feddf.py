@@ -73,20 +73,14 @@ class FedDF(FedAvg):
 
     def gathered(self, state: Any, now: Round) -> tuple[Any, dict[str, Model]]:
         """A round of FedAvg, and the models that came in it, in the order of their clients' names."""
-        whole, came = state.model.arrays or {}, dict[str, Model]()
-        held, mean = {client.id: self.hand_out(client, now) for client in self.pick(now)}, OverlapMean(whole)
+        mean, came = OverlapMean(state.model.arrays or {}), dict[str, Model]()
 
         def weigh(reply: Reply) -> Any:
             came[reply.task.to] = reply.models["model"]  # a fold keeps none, and all are to teach
             return self.weigh(reply, now.zoo)
 
-        tasks = (
-            Task("train", id, models={"model": Model(spec, part.take(whole))}) for id, (spec, part) in held.items()
-        )
-        now.fold(tasks, mean, {id: part for id, (_, part) in held.items()}, weigh)
-        arrays, slots = self.server(whole, mean, state.slots, self.buffers(now.zoo))
-        averaged = replace(state, model=Model(state.model.spec, arrays), slots=slots)
-        return averaged, {client: came[client] for client in sorted(came)}
+        self.folded(mean, state, now, weigh)
+        return self.moved(state, mean, now), {client: came[client] for client in sorted(came)}
 
     def consulted(self, teachers: dict[str, Model], now: Round) -> Tensor:
         """What each of these models says about every row: [models, rows, classes]."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal
 
 import torch
@@ -24,22 +23,23 @@ from torch import nn
 
 from potluck.core import (
     EMPTY,
+    Arrays,
     Client,
     Device,
     Expected,
     Fit,
     Loss,
-    Model,
     Reply,
     Round,
     SettingsError,
+    Spec,
     Task,
     Zoo,
 )
 from potluck.learn import Bank, Blend, Joint, Lent, Project, Sum, deposited, drawn, features, one_batch, seams
 from potluck.methods.averaging import Averaged
 from potluck.methods.fedprox import FedProx
-from potluck.parts import OverlapMean
+from potluck.parts import OverlapMean, Part
 
 
 @dataclass(frozen=True)
@@ -81,18 +81,14 @@ class FedIN(FedProx):
         return Lending(super().init(zoo, rng).model)
 
     def round(self, state: Lending, now: Round) -> Lending:
-        whole = state.model.arrays or {}
-        held = {client.id: self.hand_out(client, now) for client in self.pick(now)}
-        mean = OverlapMean(whole)
-        tasks = (
-            Task("train", id, models={"model": Model(spec, part.take(whole))}, arrays=self.lent_to(id, state.bank, now))
-            for id, (spec, part) in held.items()
-        )
-        replies = now.fold(tasks, mean, {id: part for id, (_, part) in held.items()}, partial(self.weigh, zoo=now.zoo))
-        arrays, slots = self.server(whole, mean, state.slots, self.buffers(now.zoo))
+        mean = OverlapMean(state.model.arrays or {})
+        replies, _ = self.folded(mean, state, now)
         lent = {reply.task.to: reply.arrays for reply in replies if reply.arrays}
-        bank = deposited(state.bank, now.index, lent, self.fifo)
-        return replace(state, model=Model(state.model.spec, arrays), slots=slots, bank=bank)
+        moved: Lending = self.moved(state, mean, now)
+        return replace(moved, bank=deposited(state.bank, now.index, lent, self.fifo))
+
+    def enclosed(self, client: str, spec: Spec, part: Part, state: Lending, now: Round) -> Arrays:
+        return self.lent_to(client, state.bank, now)
 
     def lent_to(self, client: str, bank: Bank, now: Round) -> Mapping[str, torch.Tensor]:
         """What a client gets of the bank; nothing while there is nothing."""

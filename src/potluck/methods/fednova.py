@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 
 import torch
 
-from potluck.core import Arrays, Model, Reply, Round, Task, Weight, Zoo
+from potluck.core import Arrays, Reply, Round, Weight, Zoo
 from potluck.learn import carried
 from potluck.methods.averaging import Averaged
 from potluck.methods.fedprox import FedProx
@@ -35,16 +34,11 @@ class FedNova(FedProx):
     mu: float = 0.0
 
     def round(self, state: Averaged, now: Round) -> Averaged:
-        whole = state.model.arrays or {}
-        held = {client.id: self.hand_out(client, now) for client in self.pick(now)}
-        mean, parts = Lengthened(whole), {id: part for id, (_, part) in held.items()}
-        tasks = (
-            Task("train", id, models={"model": Model(spec, part.take(whole))}) for id, (spec, part) in held.items()
-        )
-        replies = now.fold(tasks, mean, parts, partial(self.weigh, zoo=now.zoo))
+        mean = Lengthened(state.model.arrays or {})
+        replies, parts = self.folded(mean, state, now)
         mean.by = self.lengths(replies, parts, now.zoo)
-        arrays, slots = self.server(whole, mean, state.slots, self.buffers(now.zoo))
-        return replace(state, model=Model(state.model.spec, arrays), slots=slots)
+        moved: Averaged = self.moved(state, mean, now)
+        return moved
 
     def weigh(self, reply: Reply, zoo: Zoo) -> Weight:
         share, (_, far) = self.share_of(reply), self.steps(reply)

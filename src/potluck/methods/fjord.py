@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from potluck.core import (
+    Arrays,
     Batch,
     Client,
     Device,
@@ -56,18 +56,14 @@ class FjORD(Averaging):
         return Averaged(Model(zoo.full, arrays))
 
     def round(self, state: Averaged, now: Round) -> Averaged:
-        whole = state.model.arrays or {}
-        held = {client.id: self.fitting(client, now.zoo) for client in self.pick(now)}
-        mean = OverlapMean(whole)
-        tasks = (
-            Task("train", id, models={"model": Model(spec, part.take(whole))}, arrays=self.inner(spec, whole, now.zoo))
-            for id, (spec, part) in held.items()
-        )
-        weigh = partial(self.weigh, zoo=now.zoo)
-        for reply in now.fold(tasks, mean, {id: part for id, (_, part) in held.items()}, weigh):
-            mean.add(reply.arrays, WHOLE, weigh(reply))
-        arrays, slots = self.server(whole, mean, state.slots, self.buffers(now.zoo))
-        return replace(state, model=Model(state.model.spec, arrays), slots=slots)
+        mean = OverlapMean(state.model.arrays or {})
+        for reply in self.folded(mean, state, now)[0]:
+            mean.add(reply.arrays, WHOLE, self.weigh(reply, now.zoo))
+        moved: Averaged = self.moved(state, mean, now)
+        return moved
+
+    def enclosed(self, client: str, spec: Spec, part: Part, state: Averaged, now: Round) -> Arrays:
+        return self.inner(spec, state.model.arrays or {}, now.zoo)
 
     def ladder(self, spec: Spec, zoo: Zoo) -> list[Spec]:
         """The networks of every width up to this one's, narrowest first."""

@@ -15,7 +15,6 @@ such a layer keeps its value. In residual networks a layer is a block, and only 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -96,15 +95,10 @@ class InclusiveFL(Averaging):
 
     def round(self, state: Inclusive, now: Round) -> Inclusive:
         whole = state.model.arrays or {}
-        held = {client.id: self.hand_out(client, now) for client in self.pick(now)}
         mean = OverlapMean(whole)
-        tasks = (
-            Task("train", id, models={"model": Model(spec, part.take(whole))}) for id, (spec, part) in held.items()
-        )
-        replies = now.fold(tasks, mean, {id: part for id, (_, part) in held.items()}, partial(self.weigh, zoo=now.zoo))
         weights: dict[Spec, float] = {}
-        for reply in replies:
-            spec, count = held[reply.task.to][0], reply.weight if self.weighting == "samples" else 1.0
+        for reply in self.folded(mean, state, now)[0]:
+            spec, count = reply.models["model"].spec, reply.weight if self.weighting == "samples" else 1.0
             weights[spec] = weights.get(spec, 0.0) + count
         rungs, mine = ladder(now.zoo), mean.value()
         target = borrowed(whole, mine, state.momentum, self.borrow, weights, rungs)

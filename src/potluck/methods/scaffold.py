@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal
 
 import torch
@@ -29,11 +28,11 @@ from potluck.core import (
     Expected,
     Fit,
     Local,
-    Model,
     Reply,
     Round,
     SettingsError,
     Skip,
+    Spec,
     Task,
     Zoo,
     on_client,
@@ -42,7 +41,7 @@ from potluck.learn import Shift, carried, recalled
 from potluck.methods.averaging import Averaged
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.owners import owners, summed, trained
-from potluck.parts import OverlapMean
+from potluck.parts import OverlapMean, Part
 
 
 @dataclass(frozen=True)
@@ -67,22 +66,13 @@ class SCAFFOLD(FedAvg):
         return Controlled(model, control={name: torch.zeros_like(whole[name]) for name in whole if name in owned})
 
     def round(self, state: Controlled, now: Round) -> Controlled:
-        whole, control = state.model.arrays or {}, state.control
-        held = {client.id: self.hand_out(client, now) for client in self.pick(now)}
-        mean, parts = OverlapMean(whole), {id: part for id, (_, part) in held.items()}
-        tasks = (
-            Task(
-                "train",
-                id,
-                models={"model": Model(spec, part.take(whole))},
-                arrays={name: control[there] for name, there in trained(spec, part, now.zoo).items()},
-            )
-            for id, (spec, part) in held.items()
-        )
-        replies = now.fold(tasks, mean, parts, partial(self.weigh, zoo=now.zoo))
-        arrays, slots = self.server(whole, mean, state.slots, self.buffers(now.zoo))
-        steered = self.steered(control, summed(replies, parts), now)
-        return replace(state, model=Model(state.model.spec, arrays), slots=slots, control=steered)
+        mean = OverlapMean(state.model.arrays or {})
+        replies, parts = self.folded(mean, state, now)
+        moved: Controlled = self.moved(state, mean, now)
+        return replace(moved, control=self.steered(state.control, summed(replies, parts), now))
+
+    def enclosed(self, client: str, spec: Spec, part: Part, state: Controlled, now: Round) -> Arrays:
+        return {name: state.control[there] for name, there in trained(spec, part, now.zoo).items()}
 
     def steered(self, control: Arrays, moves: Mapping[str, Tensor], now: Round) -> dict[str, Tensor]:
         """The mean of all owners' variates, once some of them have moved theirs."""
