@@ -192,8 +192,7 @@ def _tier(settings: TierSettings, full: Spec, source: Source, experiment: Experi
     base = full if settings.model is None else _spec(settings.model, source, where)
     try:
         base = tier_spec(base, depth=settings.depth)
-        given = settings.width
-        width = _fitting(settings, base, experiment, samples) if isinstance(given, str) else given
+        width = settings.width if settings.width != "fit" else _fitting(settings, base, experiment, samples)
         spec = tier_spec(base, width)
     except SettingsError as fault:
         raise SettingsError(f"{where}: {fault}") from None

@@ -20,7 +20,7 @@ class TierSettings:
     name: str = "everyone"
     share: float = 1.0
     """Its part of the population, relative to the other tiers' shares."""
-    width: float | dict[str, float] | str | None = None
+    width: float | dict[str, float] | Literal["fit"] | None = None
     """The part of each layer's units it can train, for all layers or by axis group. "fit": the largest of fleet.widths
     that its profile can carry."""
     depth: int | tuple[int, ...] | None = None
@@ -33,10 +33,6 @@ class TierSettings:
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1e9:
             raise ValueError(f"tier '{self.name}' has share = {self.share}; give a number above 0, at most 1e9")
-        if isinstance(self.width, str) and self.width != "fit":
-            raise ValueError(
-                f"tier '{self.name}' has width = '{self.width}'; give a number above 0, at most 1, or 'fit'"
-            )
 
 
 @dataclass(frozen=True)
