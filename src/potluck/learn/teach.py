@@ -1,0 +1,78 @@
+"""A transfer as a task of the server's, how true its student came out, and what many students make together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol, cast
+
+from torch import Tensor
+from torch.nn import functional
+
+from potluck.core import Device, Model, Plain, Reply, Task, Work
+from potluck.learn.bridge import Bridge
+from potluck.learn.transfer import Transfer
+from potluck.learn.wire import Meta, Wire
+from potluck.parts import WHOLE, OverlapMean
+
+
+class Book(Protocol):
+    """Where a device notes its work: `fit` does so by itself, a loop of one's own must say what it took."""
+
+    flops: int
+    peak: int
+
+
+def taught(task: Task, device: Device, wire: Wire, flat: bool = False) -> Reply:
+    """The task's ``student`` after its ``teacher`` taught it public rows, and what both learned about transferring.
+
+    With ``gather`` in the task's config the student's batch norms gather running statistics of these rows.
+    """
+    teacher, student = task.models["teacher"], task.models["student"]
+    bridge = wire.bridge(teacher.spec, student.spec, device.zoo)
+    nets, public = (device.build(teacher), device.build(student)), device.public
+    meta = Meta.of(task.arrays, next(iter(public.columns.values())).device)
+    done = Transfer(*nets, bridge, meta, wire, bool(task.config.get("gather"))).run(
+        public, wire.rate(device.round), device.rng
+    )
+    batch = len(public) if wire.full_batch else min(wire.batch, len(public))
+    asked, trained = (device.zoo.cost(model.spec, batch) for model in (teacher, student))
+    flops, peak = effort(wire, bridge, asked, trained, batch, done.samples)
+    book = cast("Book", device)
+    book.flops, book.peak = book.flops + flops, max(book.peak, peak)
+    true = fidelity(*done.scores, flat)
+    metrics: dict[str, Plain] = {"loss": done.loss, "steps": done.steps, "fidelity": float(true), "loc": done.loc}
+    arrays = {**meta.rest(), "fidelity": true}
+    return Reply({"student": Model(student.spec, device.rest(nets[1]))}, arrays, metrics=metrics)
+
+
+def fidelity(taught: Tensor, learned: Tensor, flat: bool = False) -> Tensor:
+    """How much a student's scores point where its teacher's do, from 0 to 1: a mean over rows, or of all as one row."""
+    one, other = (scores.double().reshape(1 if flat else len(scores), -1) for scores in (taught, learned))
+    return ((functional.cosine_similarity(one, other).mean() + 1) / 2).clamp(0, 1)
+
+
+def effort(
+    wire: Wire, bridge: Bridge | None, teacher: Work, student: Work, batch: int, samples: int
+) -> tuple[int, int]:
+    """FLOPs and memory of a transfer, from those of a training step of each network on a batch.
+
+    Looking ahead takes a step for each state, one at the end, and on the way back, where gradients are differentiated,
+    three.
+    """
+    ahead = wire.steps_ahead if wire.train == "bilevel" and bridge is not None and bridge.learned else -1
+    steps, crossings = 1 + (4 * (ahead + 1) + 1) * (ahead >= 0), 1 + 4 * max(ahead, 0)
+    across = 3 * bridge.flops() * crossings if bridge else 0
+    flops = (student.flops * steps + teacher.flops // 3) * samples // batch + across * samples
+    copies = 3 + (ahead + 2) * (ahead >= 0)
+    held = student.activation_bytes * (2 if ahead >= 0 else 1)
+    return flops, student.parameter_bytes * copies + held + teacher.parameter_bytes
+
+
+def merged(start: Model, models: Iterable[tuple[Model, float]]) -> Model:
+    """The mean of models of one network, each by its weight; all alike where nobody has any; none: as at the start."""
+    found = list(models)
+    uniform = not any(weight for _, weight in found)
+    mean = OverlapMean(start.arrays or {})
+    for model, weight in found:
+        mean.add(model.arrays or {}, WHOLE, 1.0 if uniform else weight)
+    return Model(start.spec, mean.value())

@@ -1,0 +1,157 @@
+"""The loop of WIRE: batch by batch a student steps down labels and features, then the small networks learn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.dropout import _DropoutNd
+
+from potluck.core import Batch, Examples, Plain
+from potluck.learn.bilevel import Numbers, through_steps
+from potluck.learn.bridge import Bridge, Goals
+from potluck.learn.descend import Step, clipped, stepper
+from potluck.learn.fit import rows, weights_of
+from potluck.learn.losses import cross_entropy
+from potluck.learn.outputs import BATCH
+from potluck.learn.watch import Watched
+from potluck.learn.wire import Meta, Wire
+
+TRANSFORM = "transform/"
+"""What the names of transforms begin with, among the student's weights."""
+Parts: TypeAlias = Literal["labels", "features", "both"]
+
+
+@dataclass(frozen=True)
+class Taught:
+    """What a transfer tells."""
+
+    loss: float
+    """Mean over the steps; NaN when there was none."""
+    steps: int
+    samples: int
+    """Rows seen, counted with repetition."""
+    loc: list[Plain]
+    """How much each pair of taps matters by the end, over all rows: a line for each of the teacher's."""
+    scores: tuple[Tensor, Tensor]
+    """What teacher and student say of all rows by the end."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """One batch, and what the teacher makes of it."""
+
+    student: Watched
+    bridge: Bridge | None
+    beta: float
+    x: Tensor
+    labels: Tensor
+    answers: Tensor | None
+    """The teacher's scores, where they stand for labels."""
+    goals: Goals | None
+
+    def loss(self, parts: Parts, weights: Numbers, small: Numbers, gather: bool = False) -> Tensor:
+        """What the student descends under these weights: labels, features, or both."""
+        own = {name: weight for name, weight in weights.items() if not name.startswith(TRANSFORM)}
+        scores, maps = self.student(self.x, own, gather)
+        total = torch.zeros((), device=scores.device)
+        if parts != "features":
+            total = total + cross_entropy(scores, self.labels, self.answers)
+        if parts != "labels" and self.bridge is not None and self.goals is not None:
+            transforms = {name.removeprefix(TRANSFORM): weights[name] for name in weights.keys() - own.keys()}
+            total = total + self.beta * self.bridge.loss(small, transforms, self.goals, maps)
+        return total
+
+
+class Transfer:
+    """A teacher and a student, both live, and what is between them."""
+
+    def __init__(
+        self, teacher: nn.Module, student: nn.Module, bridge: Bridge | None, meta: Meta, wire: Wire, gather: bool
+    ) -> None:
+        """`gather` lets the student's batch norms gather running statistics of the public rows."""
+        self.bridge, self.meta, self.wire, self.gather = bridge, meta, wire, gather
+        ends = (bridge.teacher, bridge.student) if bridge else ((), ())
+        self.teacher, self.student = (
+            Watched(net, [stop.name for stop in taps]) for net, taps in zip((teacher, student), ends, strict=True)
+        )
+        self.parts: Parts = {"location": "features", "ce": "labels"}.get(wire.loss, "both")  # type: ignore[assignment]
+
+    def run(self, examples: Examples, lr: float, rng: torch.Generator) -> Taught:
+        """Teaches, in place."""
+        local = replace(self.wire, batch=max(len(examples), 1)) if self.wire.full_batch else self.wire
+        # A row by itself has no statistics for batch norms.
+        batches = [batch for batch in rows(len(examples), local, rng) if len(batch) > 1 or len(examples) == 1]
+        losses, move = list[Tensor](), stepper(local, lr)
+        transforms = {f"{TRANSFORM}{name}": t.requires_grad_() for name, t in self.meta.transforms.items()}
+        weights = {**weights_of(self.student.net), **transforms}
+        with self.teacher, self.student:
+            self._wake()
+            for picked in batches:
+                scene = self._scene(examples[picked])
+                losses.append(self._step(scene, weights, move))
+                self._look_ahead(scene, weights, lr)
+            loc, scores = self._judged(examples)
+        mean = float(torch.stack(losses).mean()) if losses else float("nan")
+        return Taught(mean, len(batches), sum(map(len, batches)), loc, scores)
+
+    def _wake(self) -> None:
+        """The student trains, without dropout: a step that is taken twice must be the same step."""
+        self.teacher.net.eval()
+        for layer in self.student.net.train().modules():
+            if isinstance(layer, _DropoutNd):
+                layer.eval()
+
+    def _scene(self, batch: Batch) -> Scene:
+        with torch.no_grad():
+            scores, maps = self.teacher(batch["x"])
+            goals = self.bridge.goals(maps) if self.bridge else None
+        own = self.wire.target == "labels" and "y" in batch
+        labels, soft = batch["y"] if own else scores.argmax(-1), self.wire.target == "soft"
+        return Scene(self.student, self.bridge, self.wire.beta, batch["x"], labels, scores if soft else None, goals)
+
+    def _step(self, scene: Scene, weights: Numbers, move: Step) -> Tensor:
+        """A step that counts: of the student and its transforms and, in joint training, of the small networks too."""
+        joint = self.wire.train == "joint"
+        small = {name: tensor.detach().requires_grad_(joint) for name, tensor in self.meta.small.items()}
+        value, moving = scene.loss(self.parts, weights, small, self.gather), list(weights.values())
+        wanted = [*moving, *small.values()] if joint else moving
+        grads = list(torch.autograd.grad(value, wanted, materialize_grads=True))
+        own, others = grads[: len(moving)], grads[len(moving) :]
+        with torch.no_grad():
+            move(moving, own if self.wire.clip is None else clipped(own, self.wire.clip))
+            if others:
+                self._learn(dict(zip(small, others, strict=True)))
+        return value.detach()
+
+    def _look_ahead(self, scene: Scene, weights: Numbers, lr: float) -> None:
+        """Where the next steps would lead, and what of that the small networks learn; the weights stay."""
+        if self.wire.train == "bilevel" and self.meta.small:
+            features, labels = partial(scene.loss, "features"), partial(scene.loss, "labels")
+            ahead = [features] * self.wire.steps_ahead + [labels]
+            start = {name: weight.detach() for name, weight in weights.items()}
+            with sdpa_kernel(SDPBackend.MATH):  # fused attention has gradients, but they have none
+                _, grads = through_steps(start, self.meta.small, ahead, lr, labels)
+            self._learn(grads)
+
+    def _learn(self, grads: Numbers) -> None:
+        self.meta.learn(grads, self.wire.meta_lr, self.wire.meta_decay)
+
+    def _judged(self, examples: Examples) -> tuple[list[Plain], tuple[Tensor, Tensor]]:
+        """How much pairs matter, and what both networks say, over all rows."""
+        self.student.net.eval()
+        locs, said, heard = list[Tensor](), list[Tensor](), list[Tensor]()
+        with torch.no_grad():
+            for at in range(0, len(examples), BATCH):
+                x = examples[slice(at, at + BATCH)]["x"]
+                scores, maps = self.teacher(x)
+                said.append(scores)
+                heard.append(self.student(x)[0])
+                if self.bridge is not None:
+                    locs.append(self.bridge.locs(self.meta.small, [features.mean((2, 3)) for features in maps]))
+        table: list[Plain] = torch.cat(locs).mean(0).tolist() if locs else []
+        return table, (torch.cat(said), torch.cat(heard))

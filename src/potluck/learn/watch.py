@@ -1,0 +1,75 @@
+"""Features of a live network: what leaves its taps, as maps of channels x height x width."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from potluck.core import Model, Spec, Zoo
+from potluck.learn.taps import taps
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A tap, and the shape of the map that leaves it."""
+
+    name: str
+    channels: int
+    height: int
+    width: int
+
+    @property
+    def places(self) -> int:
+        return self.height * self.width
+
+
+def as_map(features: Tensor) -> Tensor:
+    """Features of a batch as maps: vectors become 1x1, a row of vectors (of tokens) a column."""
+    if features.dim() == 3:
+        features = features.transpose(1, 2)
+    return features.reshape(*features.shape, *[1] * (4 - features.dim()))
+
+
+class Watched(AbstractContextManager["Watched"]):
+    """A live network that also tells what leaves its taps, until it is let go."""
+
+    def __init__(self, net: nn.Module, names: Sequence[str]) -> None:
+        self.net, self.names = net, names
+        self._seen: dict[str, Tensor] = {}
+        self._hooks = [net.get_submodule(name).register_forward_hook(partial(self._note, name)) for name in names]
+
+    def __call__(
+        self, x: Tensor, weights: Mapping[str, Tensor] | None = None, gather: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Its scores and maps, under these weights or its own. Running statistics stay as they are unless gathered."""
+        buffers = {} if gather else {name: buffer.detach().clone() for name, buffer in self.net.named_buffers()}
+        scores: Tensor = functional_call(self.net, {**(weights or {}), **buffers}, (x,))
+        return scores, [as_map(self._seen.pop(name)) for name in self.names]
+
+    def _note(self, name: str, module: nn.Module, inputs: object, output: Tensor) -> None:
+        self._seen[name] = output
+
+    def __exit__(self, *fault: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+
+@lru_cache(maxsize=256)
+def stops(spec: Spec, zoo: Zoo) -> tuple[Stop, ...]:
+    """The taps of a network, in forward order, found without numbers."""
+    blank = {name: torch.empty(size, dtype=kind, device="meta") for name, (size, kind) in zoo.shapes(spec).items()}
+    net = zoo.build(Model(spec, blank)).eval()
+    shape: Any = spec.options["input"]
+    embeds = any(isinstance(layer, nn.Embedding) for layer in net.modules())
+    x = torch.zeros(2, *shape, dtype=torch.long if embeds else torch.float, device="meta")
+    names = zoo.taps(spec) if embeds else taps(net, x)  # text has no maps: the ends of its blocks
+    with torch.no_grad(), Watched(net, names) as watched:
+        _, maps = watched(x)
+    return tuple(Stop(name, *map(int, found.shape[1:])) for name, found in zip(names, maps, strict=True))

@@ -1,0 +1,115 @@
+"""WIRE: a network learns public rows and, beside their labels, what a network of another architecture makes of them.
+
+Cai et al., Moss, IMWUT 2025. The small networks in between (`Bridge`) are trained as in Jang et al., ICML 2019: they do
+not descend the distance that they weigh, for that would end with weights of zero, but ask after each step where a few
+more steps down the distance and one down the labels' loss would lead, and learn what makes that better.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from potluck.core import Arrays, Spec, Zoo
+from potluck.learn.bilevel import Numbers
+from potluck.learn.bridge import Bridge
+from potluck.learn.outputs import Lessons
+from potluck.learn.watch import stops
+
+
+@dataclass(frozen=True)
+class Wire(Lessons):
+    """How students are taught: SGD on labels and features, five epochs a round."""
+
+    lr: float = 1e-3
+    momentum: float = 0.05
+    epochs: int = 5
+    batch: int = 32
+    full_batch: bool = False
+    """One step an epoch, on all rows at once."""
+    loss: Literal["full", "location", "ce", "mse"] = "full"
+    """Labels and features; features alone; labels alone; labels and features that all count alike, by depth."""
+    beta: float = 1.0
+    """How much features count beside labels."""
+    target: Literal["labels", "teacher", "soft"] = "labels"
+    """What is learned beside features: labels or, for rows that have none or unrelated ones, what the teacher would
+    choose, or all its answers. Rows without labels always have the teacher's choice."""
+    train: Literal["bilevel", "joint"] = "bilevel"
+    """How small networks learn: from where the student would get to, or down the student's own loss."""
+    steps_ahead: int = 2  # T in Jang et al.
+    """Steps down the distance of features before the one down the labels' loss."""
+    meta_lr: float = 1e-4
+    meta_decay: float = 1e-4
+    meta_layers: Literal[1, 2] = 1
+    loc_norm: Literal["none", "softmax"] = "none"
+    """Let the importance of pairs lie between 0 and 6 each, or sum to one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("beta", "steps_ahead", "meta_lr", "meta_decay"):
+            if (value := getattr(self, name)) < 0:
+                raise ValueError(f"method.wire.{name} = {value} is below 0")
+
+    def warn(self) -> None:
+        """Says, where transfer will switch itself off, that it will."""
+        if self.train == "joint" and self.loc_norm == "none" and self.loss in ("full", "location"):
+            warnings.warn(
+                'method.wire.train = "joint" lowers the importance of features to zero, for that lowers the loss; '
+                'set method.wire.loc_norm = "softmax", or leave "bilevel".',
+                stacklevel=2,
+            )
+
+    def bridge(self, teacher: Spec, student: Spec, zoo: Zoo) -> Bridge | None:
+        """What leads from one network's features to another's; None where features do not count."""
+        if self.loss == "ce":
+            return None
+        ends = stops(teacher, zoo), stops(student, zoo)
+        return Bridge(*ends, self.loss != "mse", self.meta_layers, self.loc_norm == "softmax")
+
+
+@dataclass
+class Meta:
+    """What a wire keeps from call to call: small networks with their optimiser, and transforms."""
+
+    small: dict[str, Tensor] = field(default_factory=dict)
+    transforms: dict[str, Tensor] = field(default_factory=dict)
+    mean: dict[str, Tensor] = field(default_factory=dict)
+    square: dict[str, Tensor] = field(default_factory=dict)
+    count: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.long))
+
+    @classmethod
+    def newborn(cls, bridge: Bridge | None, rng: torch.Generator) -> Meta:
+        small, transforms = bridge.newborn(rng) if bridge else ({}, {})
+        mean, square = ({name: torch.zeros_like(tensor) for name, tensor in small.items()} for _ in range(2))
+        return cls(small, transforms, mean, square)
+
+    @classmethod
+    def of(cls, arrays: Arrays, where: torch.device) -> Meta:
+        """As it was at rest, to be worked on here."""
+        found = cls(count=arrays["count"].clone())
+        for name, tensor in arrays.items():
+            group, _, own = name.partition("/")
+            if own:
+                getattr(found, group)[own] = tensor.to(where, copy=True)
+        return found
+
+    def rest(self) -> dict[str, Tensor]:
+        """At rest: plain arrays by name."""
+        groups = {name: getattr(self, name) for name in ("small", "transforms", "mean", "square")}
+        named = {f"{group}/{name}": tensor for group, held in groups.items() for name, tensor in held.items()}
+        return {"count": self.count, **{name: tensor.detach() for name, tensor in named.items()}}
+
+    def learn(self, grads: Numbers, lr: float, decay: float) -> None:
+        """A step of Adam."""
+        self.count = self.count + 1
+        first, second = (1 - beta ** int(self.count) for beta in (0.9, 0.999))
+        for name, grad in grads.items():
+            grad = grad + decay * self.small[name]
+            self.mean[name] = torch.lerp(self.mean[name], grad, 0.1)
+            self.square[name] = torch.lerp(self.square[name], grad.square(), 0.001)
+            moved = self.mean[name] / first / ((self.square[name] / second).sqrt() + 1e-8)
+            self.small[name] = self.small[name].detach() - lr * moved

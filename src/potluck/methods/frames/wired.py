@@ -1,0 +1,131 @@
+"""Models of types of devices that teach each other on the server, by features of public rows."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias, TypeVar
+
+import torch
+
+from potluck.core import (
+    EMPTY,
+    SERVER,
+    Arrays,
+    Device,
+    Expected,
+    Facts,
+    Model,
+    Reply,
+    Round,
+    SettingsError,
+    Spec,
+    Task,
+    Zoo,
+    on_client,
+)
+from potluck.learn import Meta, Wire, stops, taught
+from potluck.methods.frames.averaging import Averaged
+from potluck.methods.frames.bytype import ByType
+from potluck.methods.frames.exchange import need_public
+
+Link: TypeAlias = tuple[str, str]
+"""Who teaches whom, by name."""
+
+
+@dataclass(frozen=True)
+class Linked(Averaged):
+    """What the server keeps: each type's model, and what is between them."""
+
+    wires: Mapping[str, Arrays] = EMPTY
+    """What each transfer has learned about transferring."""
+
+
+S = TypeVar("S", bound=Linked)
+
+
+@dataclass(frozen=True)
+class Wired(ByType):
+    """FedAvg within each type, and transfers between their models."""
+
+    wire: Wire = Wire()
+    fidelity: Literal["samples", "flat", "equal"] = "samples"
+    """Students count by the mean cosine of their scores with their teachers'; by that of all rows as one; all alike."""
+    identity_shortcut: bool = False
+    """Copy between equal architectures, in place of teaching."""
+    meta_persist: bool = True
+    """Keep from round to round what transfers learned about transferring."""
+
+    @property
+    def facts(self) -> Facts:
+        return Facts(networks="any", public="labels" if self.wire.target == "labels" else "inputs")
+
+    @abstractmethod
+    def links(self, zoo: Zoo) -> Mapping[Link, tuple[Spec, Spec]]:
+        """Who teaches whom in a round, and their networks."""
+
+    def wires(self, zoo: Zoo, rng: torch.Generator) -> dict[str, Arrays]:
+        """What transfers start from in the first round."""
+        links = self.links(zoo) if self.meta_persist else {}
+        return {_said(link): self.newborn(*ends, zoo, rng) for link, ends in links.items() if not self.alike(*ends)}
+
+    def newborn(self, teacher: Spec, student: Spec, zoo: Zoo, rng: torch.Generator) -> Arrays:
+        """What a transfer that has learned nothing yet starts from."""
+        return Meta.newborn(self.wire.bridge(teacher, student, zoo), rng).rest()
+
+    def transferred(
+        self, lessons: Mapping[Link, tuple[Model, Model]], state: S, now: Round, gather: bool = False
+    ) -> tuple[S, dict[Link, tuple[Model, float]]]:
+        """The state after teachers taught students, and each student that learned, with its fidelity."""
+        tasks = {
+            link: self.task(link, teacher, student, state, now, gather)
+            for link, (teacher, student) in lessons.items()
+            if not self.alike(teacher.spec, student.spec)
+        }
+        replies = {reply.task.key: reply for reply in now.send(tasks.values())}
+        done, wires = dict[Link, tuple[Model, float]](), dict(state.wires)
+        for link, (teacher, _) in lessons.items():
+            if link not in tasks:
+                done[link] = (teacher, 1.0)
+            elif (reply := replies.get(_said(link))) is not None:
+                arrays = dict(reply.arrays)
+                true = float(arrays.pop("fidelity"))
+                done[link] = (reply.models["student"], 1.0 if self.fidelity == "equal" else true)
+                wires |= {_said(link): arrays} if self.meta_persist else {}
+        return replace(state, wires=wires), done
+
+    def alike(self, teacher: Spec, student: Spec) -> bool:
+        """Whether a student is a copy of its teacher."""
+        return self.identity_shortcut and teacher == student
+
+    def task(self, link: Link, teacher: Model, student: Model, state: Linked, now: Round, gather: bool) -> Task:
+        """One transfer, as the server is asked for it."""
+        name = _said(link)
+        own = state.wires.get(name) or self.newborn(teacher.spec, student.spec, now.zoo, now.rng("wire", name))
+        return Task("teach", SERVER, name, 0, {"teacher": teacher, "student": student}, own, {"gather": gather})
+
+    @on_client
+    def teach(self, task: Task, device: Device) -> Reply:
+        """A teacher teaches a student; on the server."""
+        return taught(task, device, self.wire, self.fidelity == "flat")
+
+    def expects(self, task: Task, zoo: Zoo) -> Expected:
+        if task.verb != "teach":
+            return super().expects(task, zoo)
+        arrays = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in task.arrays.items()}
+        student = zoo.shapes(task.models["student"].spec)
+        return Expected({"student": student}, {**arrays, "fidelity": ((), torch.float64)})
+
+    def check(self, zoo: Zoo) -> None:
+        need_public(self, zoo)
+        for tier in zoo.tiers:
+            if zoo.counting(tier.spec) != tier.spec:
+                raise SettingsError(f"Moss asks models in evaluation; tier '{tier.name}' has static norms. Use others.")
+            if not stops(tier.spec, zoo):
+                raise SettingsError(f"Moss finds no layers to tap in tier '{tier.name}'. Use a deeper network.")
+        self.wire.warn()
+
+
+def _said(link: Link) -> str:
+    return " > ".join(link)

@@ -1,0 +1,99 @@
+"""Taps of any network, found by watching it."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from potluck.core import Model, stream
+from potluck.learn import Watched, stops, taps
+from potluck.models import Menagerie, make_spec
+
+
+def channels(net, example):
+    """The shape of what leaves each tap, without the batch."""
+    names = taps(net, example)
+    with Watched(net, names) as watched:
+        return [tuple(found.shape[1:]) for found in watched(example)[1]]
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("resnet18", [(64, 32), (128, 16), (256, 8), (512, 4)]),
+        ("mobilenet_v2", [(24, 32), (32, 16), (96, 8), (320, 4)]),
+        ("lenet", [(6, 14), (16, 5)]),
+        ("preresnet", [(64, 32), (128, 16), (256, 8), (512, 4)]),
+    ],
+)
+def test_the_papers_networks_are_tapped_at_the_last_output_of_each_resolution(name, found):
+    spec = make_spec(name, input=(3, 32, 32), classes=10)
+    assert [(stop.channels, stop.height) for stop in stops(spec, Menagerie(spec))] == found
+
+
+def test_dense_networks_are_tapped_at_their_hidden_activations():
+    spec = make_spec("mlp", input=(1, 8, 8), classes=10, hidden=5, depth=2)
+    zoo = Menagerie(spec)
+    assert [(stop.name, stop.channels, stop.places) for stop in stops(spec, zoo)] == [
+        ("stem", 5, 1), ("body.0", 5, 1), ("body.1", 5, 1),
+    ]  # fmt: skip
+    net = zoo.build(Model(spec), stream(0))
+    with Watched(net, ["stem"]) as watched:
+        assert (watched(torch.randn(3, 1, 8, 8))[1][0] >= 0).all()  # after the activation
+
+
+def test_the_blocks_of_a_text_are_columns_of_tokens():
+    spec = make_spec("transformer", input=(7,), classes=20)
+    assert {(stop.height, stop.width) for stop in stops(spec, Menagerie(spec))} == {(7, 1)}
+
+
+class Own(nn.Module):
+    """A user's network: one trunk that returns a map, functions between modules, a widening, a shared activation."""
+
+    def __init__(self):
+        super().__init__()
+        self.act = nn.ReLU()
+        self.trunk = nn.Sequential(
+            nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.GELU(),
+            nn.Conv2d(3, 4, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2),
+            nn.Conv2d(4, 6, 3, stride=2, padding=1), nn.Conv2d(6, 20, 1),
+        )  # fmt: skip
+        self.last = nn.Conv2d(20, 7, 2)
+        self.head = nn.Linear(7, 2)
+
+    def forward(self, x):
+        wide = self.act(self.trunk(x))
+        return self.head(self.act(functional.adaptive_avg_pool2d(self.last(wide), 1)).flatten(1))
+
+
+def test_a_users_network_is_tapped_without_being_told_how():
+    assert taps(Own(), torch.zeros(2, 1, 12, 12)) == ("trunk.5", "trunk.6", "last")
+    assert channels(Own(), torch.zeros(2, 1, 12, 12)) == [(4, 6, 6), (6, 3, 3), (7, 2, 2)]
+
+
+def test_a_map_that_is_pooled_to_the_next_ones_size_is_tapped_before_the_pooling():
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5),
+    )  # fmt: skip
+    assert channels(net, torch.zeros(2, 3, 8, 8)) == [(8, 8, 8), (16, 4, 4)]
+
+
+def test_looking_leaves_a_network_as_it_was():
+    net = Own().train()
+    net.trunk[1].eval()
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    taps(net, torch.randn(2, 1, 12, 12))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+    assert net.training
+    assert not net.trunk[1].training
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
+
+
+def test_watching_leaves_running_statistics_unless_they_are_gathered():
+    net, x = Own().train(), torch.randn(4, 1, 12, 12)
+    with Watched(net, taps(net, x)) as watched:
+        watched(x)
+        assert net.trunk[1].running_mean.tolist() == [0.0, 0.0, 0.0]
+        watched(x, gather=True)
+    assert net.trunk[1].running_mean.abs().sum() > 0

@@ -1,0 +1,346 @@
+"""WIRE: meta-networks, distances of features and their training, by the numbers of METHODS 14."""
+
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn import functional
+
+from potluck.core import Examples, Local, Model, Work, stream
+from potluck.learn import (
+    Bridge,
+    CrossEntropy,
+    Meta,
+    Stop,
+    Transfer,
+    Watched,
+    Wire,
+    fidelity,
+    fit,
+    resized,
+    taps,
+    through_steps,
+)
+from potluck.learn.teach import effort
+from potluck.models import Menagerie, make_spec
+
+ONE = Bridge((Stop("t", 2, 1, 1),), (Stop("s", 2, 1, 1),))
+"""A pair of taps of two channels each."""
+EYE = {"0.weight": torch.eye(2), "0.bias": torch.zeros(2)}
+"""A transform that changes nothing."""
+TEACHER, STUDENT = torch.tensor([1.0, 3.0]).reshape(1, 2, 1, 1), torch.tensor([2.0, 1.0]).reshape(1, 2, 1, 1)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Small networks gain nothing by more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def says(loc, deg):
+    """Small networks that say this whatever they are shown; `deg` before its softmax."""
+    return {
+        "loc.0.weight": torch.zeros(1, 1, 2), "loc.0.bias": torch.tensor([[loc]]),
+        "deg.0.weight": torch.zeros(1, 2, 2), "deg.0.bias": torch.tensor([deg]).log(),
+    }  # fmt: skip
+
+
+def distance(small):
+    return ONE.loss(small, EYE, ONE.goals([TEACHER]), [STUDENT]).item()
+
+
+def test_ms2_the_loss_of_a_pair():
+    assert distance(says(1.0, [0.25, 0.75])) == pytest.approx(3.25)
+    assert distance(says(0.5, [0.25, 0.75])) == pytest.approx(1.625)
+    assert distance(says(1.0, [0.5, 0.5])) == pytest.approx(2.5)
+
+
+def test_ms2_newborn_small_networks_let_all_channels_count_alike():
+    small, _ = ONE.newborn(stream(0))
+    assert small["loc.0.bias"].tolist() == [[1.0]]
+    assert distance({**small, "loc.0.weight": torch.zeros(1, 1, 2)}) == pytest.approx(2.5)
+
+
+def test_ms3_the_teachers_map_is_resized():
+    assert resized(torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), 1, 1).item() == 2.5
+
+
+def test_ms4_the_gradient_through_simulated_steps():
+    def match(weights, shaping):
+        return shaping["phi"] * (weights["theta"] - 1) ** 2
+
+    def outer(weights, shaping):
+        return (weights["theta"] - 3) ** 2
+
+    theta, phi = {"theta": torch.tensor(0.0)}, {"phi": torch.tensor(1.0)}
+    value, grads = through_steps(theta, phi, [match, outer], 0.1, outer)
+    assert value.item() == pytest.approx(5.0176)
+    assert grads["phi"].item() == pytest.approx(-0.7168)
+    assert theta["theta"].item() == 0.0  # as it was
+
+
+def test_ms5_deg_sums_to_one_and_loc_lies_between_0_and_6():
+    bridge = Bridge((Stop("a", 3, 2, 2), Stop("b", 5, 1, 1)), (Stop("c", 4, 2, 2),))
+    small, _ = bridge.newborn(stream(1))
+    wild = {name: 20 * torch.randn(tensor.shape, generator=stream(2, name)) for name, tensor in small.items()}
+    pooled = [torch.randn(50, 3), torch.randn(50, 5)]
+    locs = bridge.locs(wild, pooled)
+    assert locs.shape == (50, 2, 1)
+    assert (locs.min(), locs.max()) == (0.0, 6.0)
+    assert torch.allclose(bridge.degs(wild, 1, pooled[1]).sum(2), torch.ones(50, 1))
+    assert torch.allclose(replace(bridge, softmax=True).locs(wild, pooled).sum((1, 2)), torch.ones(50))
+
+
+def test_the_size_of_a_bridge_from_resnet18_to_lenet():
+    """METHODS 14.3: Loc 513, Deg 262,656 and r 8,704 numbers for the pair of the last taps; here for two of LeNet's."""
+    teacher = tuple(Stop(f"{c}", c, 4, 4) for c in (64, 128, 256, 512))
+    small, transforms = Bridge(teacher, (Stop("a", 6, 14, 14), Stop("b", 16, 5, 5))).newborn(stream(0))
+    assert sum(small[f"loc.3.{key}"].numel() for key in ("weight", "bias")) == 2 * 513
+    assert sum(small[f"deg.3.{key}"].numel() for key in ("weight", "bias")) == 2 * 262_656
+    assert transforms["1.weight"][-512:].numel() + transforms["1.bias"][-512:].numel() == 8_704
+
+
+def test_without_learning_pairs_are_of_the_same_depth_and_all_count_alike():
+    four, two = (tuple(Stop(f"{at}", 2, 1, 1) for at in range(count)) for count in (4, 2))
+    down, up = Bridge(four, two, learned=False), Bridge(two, four, learned=False)
+    assert [down.partners(n) for n in range(2)] == [[1], [3]]
+    assert [up.partners(n) for n in range(4)] == [[0], [0], [1], [1]]
+    assert down.newborn(stream(0))[0] == {}
+    assert down.locs({}, [torch.ones(1, 2)] * 4)[0].tolist() == [[0, 0], [1, 0], [0, 0], [0, 1]]
+    alike = replace(ONE, learned=False)
+    assert alike.loss({}, EYE, alike.goals([TEACHER]), [STUDENT]).item() == 2.5
+
+
+def test_two_layers_start_like_one_where_it_counts():
+    small, _ = replace(ONE, layers=2).newborn(stream(0))
+    assert {name for name in small if "hidden" in name} == {
+        f"{net}.0.hidden.{key}" for net in ("loc", "deg") for key in ("weight", "bias")
+    }
+    assert ONE.degs(small, 0, torch.randn(3, 2)).unique().tolist() == [0.5]
+
+
+def test_fidelity_is_the_cosine_of_scores():
+    across, same = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
+    assert fidelity(across, same).item() == 0.5
+    assert fidelity(same, 3 * same).item() == 1.0
+    assert fidelity(same, -same).item() == 0.0
+    rows, other = torch.tensor([[3.0, 0.0], [0.0, 1.0]]), torch.tensor([[1.0, 0.0], [0.0, -1.0]])
+    assert fidelity(rows, other).item() == 0.5
+    assert fidelity(rows, other, flat=True).item() == pytest.approx((2 / 20**0.5 + 1) / 2)
+
+
+def conv(*widths, norm=True):
+    """A network of smooth convolutions, so that differences are finite, with norms that have statistics."""
+    layers, before = [], 1
+    for at, width in enumerate(widths):
+        layers += [nn.Conv2d(before, width, 3, stride=1 + (at > 0), padding=1)]
+        layers += [nn.BatchNorm2d(width)] if norm else []
+        layers, before = [*layers, nn.Tanh()], width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, 3))
+
+
+def rows(count=12, labels=True):
+    x = torch.randn(count, 1, 6, 6, generator=stream(5))
+    return Examples({"x": x, **({"y": torch.arange(count) % 3} if labels else {})})
+
+
+def transfer(wire, gather=True):
+    """A teacher of three taps and a student of two, ready to start."""
+    torch.manual_seed(0)
+    teacher, student = conv(3, 4, 5), conv(2, 3)
+    ends = [ends_of(net) for net in (teacher, student)]
+    learned = wire.loss in ("full", "location")
+    bridge = Bridge(*ends, learned, wire.meta_layers, wire.loc_norm == "softmax") if wire.loss != "ce" else None
+    return Transfer(teacher, student, bridge, Meta.newborn(bridge, stream(0, "meta")), wire, gather)
+
+
+def ends_of(net):
+    names = taps(net, torch.zeros(2, 1, 6, 6))
+    with Watched(net, names) as watched:
+        maps = watched(torch.zeros(2, 1, 6, 6))[1]
+    return tuple(Stop(name, *found.shape[1:]) for name, found in zip(names, maps, strict=True))
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_the_gradient_of_small_networks_is_the_difference_they_make(layers):
+    """Through two steps down features and one down labels of a network with batch norms, in double precision."""
+    made = transfer(Wire(meta_layers=layers))
+    made.teacher.net.double(), made.student.net.double()
+    # Away from the start, where Deg does not depend on what it is shown.
+    small = {n: t.double() + 0.3 * torch.randn(t.shape, generator=stream(3, n)) for n, t in made.meta.small.items()}
+    weights = {name: weight.detach() for name, weight in made.student.net.named_parameters()}
+    weights |= {f"transform/{name}": tensor.double() for name, tensor in made.meta.transforms.items()}
+    batch = rows().all()
+    with made.teacher, made.student:
+        made._wake()
+        scene = made._scene({"x": batch["x"].double(), "y": batch["y"]})
+
+        def features(weights, small):
+            return scene.loss("features", weights, small)
+
+        def labels(weights, small):
+            return scene.loss("labels", weights, small)
+
+        def outcome(small):
+            return through_steps(weights, small, [features, features, labels], 0.3, labels)
+
+        _, grads = outcome(small)
+        for group in ("loc.", "deg."):
+            names = [name for name in small if name.startswith(group)]
+            way = {n: torch.randn(small[n].shape, generator=stream(4, n), dtype=torch.float64) for n in names}
+            there, back = (
+                outcome({**small, **{n: small[n] + sign * 1e-5 * way[n] for n in names}})[0] for sign in (1, -1)
+            )
+            along = sum((grads[name] * way[name]).sum().item() for name in names)
+            assert along == pytest.approx(((there - back) / 2e-5).item(), rel=1e-5)
+    assert max(grad.abs().max() for grad in grads.values()) > 1e-4
+
+
+def test_looking_ahead_leaves_the_student_where_its_step_took_it():
+    """MS-4, step five: only small networks learn from simulated steps."""
+    results = []
+    for meta_lr in (0.0, 0.5):
+        made = transfer(Wire(lr=0.1, epochs=1, batch=12, meta_lr=meta_lr))
+        start = {name: tensor.clone() for name, tensor in made.meta.small.items()}
+        made.run(rows(), 0.1, stream(0))
+        moved = any(not torch.equal(start[name], tensor) for name, tensor in made.meta.small.items())
+        assert moved == (meta_lr > 0)
+        results.append(made.student.net.state_dict())
+    assert all(torch.equal(tensor, results[1][name]) for name, tensor in results[0].items())
+
+
+def test_on_digits_bilevel_training_keeps_what_matters_and_joint_training_switches_it_off():
+    """A CNN that has learned digits teaches LeNet a hundred rows."""
+    digits = load_digits()
+    whole = Examples(
+        {"x": torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16, "y": torch.tensor(digits.target)}
+    )
+    learned, public = whole.pick(torch.arange(800)), whole.pick(torch.arange(800, 900))
+    wide, small = (make_spec(name, input=(1, 8, 8), classes=10) for name in ("cnn", "lenet"))
+    zoo = Menagerie(wide)
+    teacher = zoo.build(Model(wide), stream(0))
+    fit(teacher, learned, Local(batch=32), 0.1, CrossEntropy(), rng=stream(1))
+    found = {}
+    for train, norm in (("bilevel", "none"), ("joint", "none"), ("joint", "softmax")):
+        wire = Wire(epochs=15, meta_lr=0.01, train=train, loc_norm=norm)
+        bridge, student = wire.bridge(wide, small, zoo), zoo.build(Model(small), stream(2))
+        transfer = Transfer(teacher, student, bridge, Meta.newborn(bridge, stream(3)), wire, True)
+        found[train, norm] = torch.tensor(transfer.run(public, 0.02, stream(4)).loc)
+    assert {tuple(loc.shape) for loc in found.values()} == {(2, 2)}
+    assert found["bilevel", "none"].mean() > 0.5
+    assert found["joint", "none"].mean() < 0.1
+    assert found["joint", "softmax"].sum().item() == pytest.approx(1.0)
+
+
+def test_joint_training_without_a_norm_is_warned_of():
+    with pytest.warns(UserWarning, match="loc_norm"):
+        Wire(train="joint").warn()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Wire(train="joint", loc_norm="softmax").warn()
+        Wire(train="joint", loss="mse").warn()
+        Wire().warn()
+
+
+def test_running_statistics_are_gathered_or_left():
+    for gather in (True, False):
+        made = transfer(Wire(epochs=1), gather)
+        made.run(rows(), 0.1, stream(0))
+        moved = any(bool(buffer.abs().sum()) for name, buffer in made.student.net.named_buffers() if "mean" in name)
+        assert moved == gather
+
+
+@pytest.mark.parametrize("loss", ["full", "location", "ce", "mse"])
+def test_every_loss_teaches_and_only_some_have_small_networks(loss):
+    made = transfer(Wire(loss=loss))
+    before = {name: tensor.clone() for name, tensor in made.student.net.named_parameters()}
+    done = made.run(rows(), 0.1, stream(0))
+    moved = {name for name, tensor in made.student.net.named_parameters() if not torch.equal(tensor, before[name])}
+    assert "0.weight" in moved
+    assert ("8.weight" in moved) == (loss != "location")
+    assert bool(made.meta.small) == (loss in ("full", "location"))
+    assert bool(made.meta.transforms) == (loss != "ce")
+    assert done.steps == 5
+    assert bool(done.loc) == (loss != "ce")
+
+
+def test_a_full_batch_is_one_step_an_epoch_and_lone_rows_are_left_out():
+    assert transfer(Wire(batch=4)).run(rows(12), 0.1, stream(0)).steps == 15
+    assert transfer(Wire(batch=4, full_batch=True)).run(rows(12), 0.1, stream(0)).steps == 5
+    assert transfer(Wire(batch=4)).run(rows(13), 0.1, stream(0)).steps == 15
+
+
+def test_rows_without_labels_have_the_teachers_choice():
+    def taught(target, labels):
+        made = transfer(Wire(target=target, epochs=2))
+        made.run(rows(12, labels), 0.1, stream(0))
+        return made.student.net.state_dict()["0.weight"]
+
+    assert torch.equal(taught("labels", False), taught("teacher", True))
+    assert torch.equal(taught("teacher", False), taught("teacher", True))
+    assert not torch.equal(taught("labels", True), taught("teacher", True))
+    assert not torch.equal(taught("soft", True), taught("teacher", True))
+
+
+class Attending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(36, 32), nn.Linear(32, 3)
+
+    def forward(self, x):
+        rows = torch.tanh(self.first(x.flatten(1))).view(-1, 1, 4, 8)
+        return self.head(functional.scaled_dot_product_attention(rows, rows, rows).flatten(1))
+
+
+def test_a_users_fused_attention_can_be_looked_through():
+    torch.manual_seed(0)
+    teacher, student = Attending(), Attending()
+    bridge = Bridge(ends_of(teacher), ends_of(student))
+    meta = Meta.newborn(bridge, stream(0))
+    assert Transfer(teacher, student, bridge, meta, Wire(epochs=1), True).run(rows(), 0.1, stream(0)).steps == 1
+    assert meta.count.item() == 1
+
+
+def test_what_is_kept_between_calls_is_plain_and_comes_back_as_it_was():
+    made = transfer(Wire())
+    made.run(rows(), 0.1, stream(0))
+    kept = made.meta.rest()
+    assert {type(tensor) for tensor in kept.values()} == {torch.Tensor}
+    assert not any(tensor.requires_grad for tensor in kept.values())
+    assert kept["count"].item() == 5
+    again = Meta.of(kept, torch.device("cpu")).rest()
+    assert again.keys() == kept.keys()
+    assert all(torch.equal(again[name], tensor) for name, tensor in kept.items())
+
+
+def test_adam_is_torchs():
+    start, grad = torch.randn(4, 3), torch.randn(5, 4, 3)
+    weight = nn.Parameter(start.clone())
+    theirs = torch.optim.Adam([weight], lr=0.1, weight_decay=0.01)
+    ours = Meta({"w": start}, {}, {"w": torch.zeros(4, 3)}, {"w": torch.zeros(4, 3)})
+    for each in grad:
+        weight.grad = each
+        theirs.step()
+        ours.learn({"w": each}, 0.1, 0.01)
+    assert torch.allclose(ours.small["w"], weight, atol=1e-6)
+
+
+def test_work_by_hand():
+    """Three states ahead: a step that counts, three, one at the end, and three times three back."""
+    teacher, student = Work(300, 40, 100, 10), Work(60, 8, 20, 2)
+    assert ONE.flops() == 8
+    assert effort(Wire(), ONE, teacher, student, 2, 6) == (3 * (14 * 60 + 100) + 6 * 3 * 8 * 9, 7 * 8 + 2 * 20 + 40)
+    assert effort(Wire(train="joint"), ONE, teacher, student, 2, 6) == (3 * 160 + 6 * 24, 3 * 8 + 20 + 40)
+    assert effort(Wire(loss="ce"), None, teacher, student, 2, 6) == (3 * 160, 3 * 8 + 20 + 40)
+
+
+def test_impossible_settings_are_refused():
+    for name in ("beta", "steps_ahead", "meta_lr", "meta_decay"):
+        with pytest.raises(ValueError, match=f"method.wire.{name} = -1 is below 0"):
+            Wire(**{name: -1})

@@ -1,0 +1,293 @@
+"""Moss, by the numbers of METHODS 14: types that are averaged, teach proxies, and are taught by them.
+
+Networks here are MLPs of two inputs, one unit a layer and two classes.
+"""
+
+import json
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from made_round import Play, Shard, Shelf, data, zoo
+from torch import nn
+
+from potluck.core import SERVER, Client, Examples, Local, Model, Reply, SettingsError, on_client
+from potluck.engines import Desk, Serial, World
+from potluck.learn import Classify, Wire, merged
+from potluck.methods import FedAvg, Moss
+from potluck.methods.moss import PROXY
+from potluck.models import Menagerie, make_spec, register
+from potluck.run import assemble, experiment, resume, run
+
+STILL = Wire(epochs=0)
+"""Transfers in which nothing is learned."""
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Federation(Play):
+    """Hand-made clients and six public rows."""
+
+    def __post_init__(self):
+        x = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
+        public = Examples({"x": x, "y": torch.arange(6) % 2})
+        self.zoo = replace(self.zoo, public=6)
+        super().__post_init__()
+        shelf = Shelf({id: Shard(train) for id, (_, train) in self.clients.items()} | {SERVER: Shard(public)})
+        shelf.public = public
+        world = World(self.method, self.zoo, shelf, Classify(2), self.seed)
+        self.desk = Desk(Serial(world), self.method, self.zoo, recall=self.memories.get)
+
+    @property
+    def transfers(self):
+        """What became of the server's tasks, by who taught whom."""
+        return {entry.task.key: entry for entry in self.session.entries if entry.task.to == SERVER}
+
+    def type(self, state, tier):
+        return self.method.types(state, self.zoo)[tier].arrays
+
+
+def saying(method):
+    """This method with clients that do not train: all that their model knows is a bias, the values of their data."""
+
+    @dataclass(frozen=True)
+    class Saying(type(method)):
+        @on_client
+        def train(self, task, device):
+            said = biased(task.models["model"].spec, device.data.column("x")[0])
+            return Reply({"model": said}, weight=float(len(device.data)))
+
+    return Saying(**vars(method))
+
+
+def biased(spec, scores, **more):
+    """A model that says this of everything."""
+    shapes = Menagerie(spec).shapes(spec)
+    arrays = {name: torch.zeros(shape) for name, (shape, _) in shapes.items()}
+    given = {"head.bias": scores, **more}
+    return Model(spec, arrays | {name: torch.as_tensor(value, dtype=torch.float32) for name, value in given.items()})
+
+
+def three(method, *sizes, norm="none"):
+    """Clients of three unequal types, so many of each."""
+    made = zoo(1, 2, 3, norm=norm)
+    clients = {f"c{tier}{at}": (f"d{tier}", data(4, (0.5, 1.0))) for tier in (1, 2, 3) for at in range(sizes[tier - 1])}
+    return Federation(method, made, clients)
+
+
+def test_ms1_proxies_are_averaged_by_their_fidelity():
+    spec = make_spec("mlp", input=(2,), classes=2)
+    one, other = (Model(spec, {"w": torch.tensor(values)}) for values in ([2.0, 4.0], [5.0, 1.0]))
+    start = Model(spec, {"w": torch.zeros(2)})
+    assert merged(start, [(one, 0.5), (other, 1.0)]).arrays["w"].tolist() == [4.0, 2.0]
+    assert merged(start, [(one, 1.0), (other, 1.0)]).arrays["w"].tolist() == [3.5, 2.5]
+    assert merged(start, [(one, 0.0), (other, 0.0)]).arrays["w"].tolist() == [3.5, 2.5]
+    assert merged(start, []).arrays["w"].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(("fidelity", "found"), [("samples", [4, 2]), ("flat", [4, 2]), ("equal", [3.5, 2.5])])
+def test_ms1_in_a_round(fidelity, found):
+    """Type a says [1, 0] and its proxy [0, 1]; type b and its proxy agree. What is averaged no score depends on."""
+    method = saying(Moss(wire=STILL, proxy_sync=False, fidelity=fidelity))
+    play = Federation(method, zoo(a=1, b=1), {"x": ("a", data(4, (1.0, 0.0))), "y": ("b", data(4, (1.0, 0.0)))})
+    spec = play.zoo.full
+    proxies = {
+        "a": biased(spec, [0, 1], **{"stem.linear.weight": [[2, 4]]}),
+        "b": biased(spec, [1, 0], **{"stem.linear.weight": [[5, 1]]}),
+    }
+    state = play.round(replace(play.init(), proxies=proxies))
+    assert play.transfers[f"a > {PROXY}"].metrics["fidelity"] == pytest.approx(0.5)
+    assert play.transfers[f"b > {PROXY}"].metrics["fidelity"] == pytest.approx(1.0)
+    assert state.proxy.arrays["stem.linear.weight"].tolist() == [found]
+    assert {name: model.arrays["stem.linear.weight"].tolist() for name, model in state.proxies.items()} == {
+        "a": [[2, 4]], "b": [[5, 1]],
+    }  # fmt: skip
+
+
+def test_ms6_equal_architectures_with_identity_transfer_are_fedavg_over_types():
+    """Type a has means of 1 (ten samples) and 4 (twenty): 3. Type b says 7. Both count alike: 5."""
+    method = saying(Moss(identity_shortcut=True))
+    clients = {"p": ("a", data(10, (1.0, 2.0))), "q": ("a", data(20, (4.0, 8.0))), "r": ("b", data(50, (7.0, 14.0)))}
+    play = Federation(method, zoo(a=1, b=1), clients)
+    state = play.round(play.init())
+    assert play.transfers == {}
+    assert {tuple(play.type(state, tier)["head.bias"].tolist()) for tier in ("a", "b")} == {(5.0, 10.0)}
+    assert state.proxy.arrays["head.bias"].tolist() == [5.0, 10.0]
+    assert play.served(state, "p").arrays["head.bias"].tolist() == [5.0, 10.0]
+
+
+def test_proxies_and_types_of_one_architecture_start_alike():
+    play = Federation(Moss(proxy_sync=False), zoo(1, a=2, b=2), {})
+    state = play.init()
+    for arrays in (play.type(state, "b"), *(model.arrays for model in state.proxies.values())):
+        assert all(torch.equal(tensor, play.type(state, "a")[name]) for name, tensor in arrays.items())
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_the_servers_work_grows_with_types_not_with_devices(devices):
+    for prom, count in ((True, 6), (False, 6)):
+        play = three(Moss(prom=prom, wire=Wire(epochs=1)), devices, 1, 1)
+        play.round(play.init())
+        assert len(play.transfers) == count
+    two = Federation(Moss(prom=False, wire=STILL), zoo(1, 2), {"x": ("d1", data(4))})
+    two.round(two.init())
+    assert sorted(two.transfers) == ["d1 > d2", "d2 > d1"]
+
+
+def test_all_of_it_is_priced_as_the_servers():
+    play, plain = three(Moss(), 1, 1, 1), three(FedAvg(share="per_arch"), 1, 1, 1)
+    play.round(play.init())
+    plain.round(plain.init())
+    flops = [
+        {entry.task.to: entry.cost.flops for entry in each.session.entries if entry.task.to != SERVER}
+        for each in (play, plain)
+    ]
+    assert flops[0] == flops[1]
+    assert all(entry.cost.flops > 0 < entry.cost.memory for entry in play.transfers.values())
+    joint = three(Moss(wire=Wire(train="joint", loc_norm="softmax")), 1, 1, 1)
+    joint.round(joint.init())
+    key = f"d1 > {PROXY}"
+    assert joint.transfers[key].cost.flops * 5 < play.transfers[key].cost.flops
+
+
+def test_a_transfer_tells_how_much_each_pair_of_taps_matters():
+    play = three(Moss(), 1, 1, 1)
+    play.round(play.init())
+    loc = play.transfers[f"d1 > {PROXY}"].metrics["loc"]
+    assert (len(loc), len(loc[0])) == (2, 4)  # hidden layers of a network of depth 1, and of depth 3
+    assert all(0 <= value <= 6 for line in loc for value in line)
+    assert json.loads(json.dumps(loc)) == loc
+
+
+def test_a_type_without_participants_keeps_its_model_and_is_taught():
+    alone, still = three(Moss(wire=Wire(lr=0.1)), 1, 1, 1), three(Moss(wire=STILL), 1, 1, 1)
+    for play, taught in ((alone, True), (still, False)):
+        start = play.init()
+        state = play.round(start, only=["c30"])
+        same = all(torch.equal(t, play.type(state, "d1")[name]) for name, t in play.type(start, "d1").items())
+        assert same != taught
+
+
+def test_transfer_through_proxies_carries_what_one_type_knows_to_another():
+    """Only the large type trains, and its model says [3, -3]; the small one comes nearer to that."""
+    method = saying(Moss(wire=Wire(lr=0.1, epochs=20, target="soft", loss="ce")))
+    play = Federation(method, zoo(1, 2), {"x": ("d2", data(4, (3.0, -3.0)))})
+    state = play.round(play.init())
+    said = play.type(state, "d1")["head.bias"] - play.type(play.init(), "d1")["head.bias"]
+    assert said[0] > 0.5 > -0.5 > said[1]
+
+
+def test_running_statistics_are_gathered_by_proxies_and_not_by_devices_models():
+    play = three(Moss(Local(steps=0)), 1, 1, 1, norm="running")
+    start = play.init()
+    state = play.round(start)
+    means = [name for name in start.proxy.arrays if name.endswith("running_mean")]
+    assert means
+    assert not all(torch.equal(state.proxy.arrays[name], start.proxy.arrays[name]) for name in means)
+    for name in (name for name in means if name in play.type(start, "d1")):
+        assert torch.equal(play.type(state, "d1")[name], play.type(start, "d1")[name])
+    assert not torch.equal(play.type(state, "d1")["head.bias"], play.type(start, "d1")["head.bias"])
+
+
+def test_what_transfers_learn_about_transferring_is_kept_or_not():
+    play, forgetful = three(Moss(), 1, 1, 1), three(Moss(meta_persist=False), 1, 1, 1)
+    start = play.init()
+    state = play.round(start)
+    key = f"d1 > {PROXY}"
+    assert state.wires.keys() == start.wires.keys() == play.transfers.keys()
+    assert state.wires[key]["count"].item() == 5
+    assert any(not torch.equal(t, start.wires[key][name]) for name, t in state.wires[key].items() if "small" in name)
+    assert play.round(state, 1).wires[key]["count"].item() == 10
+    assert forgetful.round(forgetful.init()).wires == {}
+
+
+def test_a_transfer_that_diverges_is_refused_and_its_student_stays():
+    play = three(Moss(Local(steps=0), wire=Wire(lr=1e30)), 1, 1, 1)
+    start = play.init()
+    state = play.round(start)
+    assert {entry.verdict for entry in play.transfers.values()} == {"quarantined"}
+    assert all(torch.equal(tensor, start.model.arrays[name]) for name, tensor in state.model.arrays.items())
+    assert all(torch.equal(tensor, start.proxy.arrays[name]) for name, tensor in state.proxy.arrays.items())
+
+
+def test_the_server_is_served_the_proxies_average_and_it_is_the_largest_types_network():
+    play = three(Moss(), 1, 1, 1)
+    state = play.round(play.init())
+    assert play.method.serve(state, Client(SERVER, play.zoo.tiers[0]), play.zoo) is state.proxy
+    assert state.proxy.spec == play.zoo.tiers[-1].spec
+
+
+def test_federations_that_cannot_be_are_refused():
+    Moss().check(replace(zoo(1, 2), public=5))
+    with pytest.raises(SettingsError, match="public"):
+        Moss().check(zoo(1, 2))
+    with pytest.raises(SettingsError, match="tier 'd1' has static norms"):
+        Moss().check(replace(zoo(1, 2, norm="static"), public=5))
+    with pytest.warns(UserWarning, match="joint"):
+        Moss(wire=Wire(train="joint")).check(replace(zoo(1, 2), public=5))
+
+
+def flat(input, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+
+
+def own(input, classes, width=6):
+    """A network of a user's: convolutions, norms, a residual that no module shows."""
+
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Sequential(nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU())
+            self.second = nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.ReLU())
+            self.down = nn.Conv2d(width, 2 * width, 3, stride=2, padding=1)
+            self.head = nn.Linear(2 * width, classes)
+
+        def forward(self, x):
+            x = self.first(x)
+            return self.head(torch.relu(self.down(x + self.second(x))).mean((2, 3)))
+
+    return Own()
+
+
+DIGITS = {
+    "rounds": 4,
+    "cohort": 4,
+    "data": {"clients": 6, "samples": 30, "public": 40},
+    "model": {"name": "cnn"},
+    "tier": [
+        {"name": "tv", "model": {"name": "mlp", "hidden": 8}},
+        {"name": "phone", "model": {"name": "lenet"}},
+        {"name": "flagship", "model": {"name": "moss-test-own", "width": 16}},
+    ],
+    "method": {"name": "moss", "wire": {"epochs": 2, "lr": 0.02}},
+    "local": {"lr": 0.05},
+    "score": {"every": 2, "clients": 2},
+    "run": {"engine": "serial"},
+}
+
+
+def test_a_users_network_takes_part_and_a_run_resumes_bit_for_bit(tmp_path):
+    register("moss-test-own", own)
+    whole = run(experiment(DIGITS), tmp_path / "whole")
+    run(experiment({**DIGITS, "rounds": 1}), tmp_path / "part")
+    resumed = resume(tmp_path / "part", rounds=4)
+    assert resumed.weights_sha256 == whole.weights_sha256
+    lines = [json.loads(line) for line in (whole.folder / "ledger.jsonl").read_text("utf-8").splitlines()]
+    transfers = [line for line in lines if line.get("verb") == "teach"]
+    assert len(transfers) == 4 * 6
+    assert {line["outcome"] for line in transfers} == {"accepted"}
+    assert all(line["measured"]["bytes_down"] == 0 < line["modelled"]["flops"] for line in transfers)
+
+
+def test_a_network_without_layers_to_tap_is_refused():
+    register("moss-test-flat", flat)
+    with pytest.raises(SettingsError, match="no layers to tap in tier 'phone'"):
+        assemble(
+            experiment({**DIGITS, "tier": [{"name": "phone", "model": {"name": "moss-test-flat"}}, {"name": "tv"}]})
+        )
