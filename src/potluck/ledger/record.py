@@ -12,6 +12,7 @@ from potluck.ledger.journal import read
 
 SCHEMA = 1
 SETTINGS, MANIFEST, EVENTS, SCORES = "settings.toml", "manifest.json", "ledger.jsonl", "scores.jsonl"
+FEATURES = "features.json"
 
 
 class Run(NamedTuple):
@@ -25,6 +26,10 @@ class Run(NamedTuple):
     def events(self) -> Iterator[dict[str, Any]]:
         """The ledger from its beginning, a line at a time: it may be large."""
         return read(self.path / EVENTS)
+
+    def features(self) -> dict[str, Any]:
+        """What was seen of the tiers' networks at the end; nothing where nobody looked."""
+        return _read_json(self.path / FEATURES) if (self.path / FEATURES).is_file() else {}
 
 
 def read_run(path: Path) -> Run:
@@ -52,19 +57,25 @@ def read_manifest(path: Path) -> dict[str, Any]:
     for name in (MANIFEST, SETTINGS):
         _demand(path, name)
     file = path / MANIFEST
-    try:
-        manifest = json.loads(file.read_bytes())
-    except OSError as fault:
-        raise refused(file, "cannot read the file", fault) from fault
-    except (ValueError, RecursionError):
-        raise _damaged(file, "it is not JSON") from None
-    if not isinstance(manifest, dict) or type(manifest.get("schema")) is not int:
+    manifest = _read_json(file)
+    if type(manifest.get("schema")) is not int:
         raise _damaged(file, "it has no schema number")
     if manifest["schema"] > SCHEMA:
         raise DamagedRecord(f"{shown(file)}: a newer Potluck wrote it (schema {manifest['schema']}). Use that version.")
     if not isinstance(manifest.get("mark"), str) or type(manifest.get("keep")) is not int or manifest["keep"] < 1:
         raise _damaged(file, "mark or keep is missing")
     return manifest
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """The JSON object in a file; nothing for any other value."""
+    try:
+        found = json.loads(file.read_bytes())
+    except OSError as fault:
+        raise refused(file, "cannot read the file", fault) from fault
+    except (ValueError, RecursionError):
+        raise _damaged(file, "it is not JSON") from None
+    return found if isinstance(found, dict) else {}
 
 
 def _demand(path: Path, name: str) -> None:

@@ -253,6 +253,8 @@ class Run:
     warnings: tuple[tuple[int | None, str], ...] = ()
     settings: str = ""
     manifest: Mapping[str, object] = field(default_factory=dict)
+    features: Mapping[str, object] = field(default_factory=dict)
+    """What was seen of the tiers' networks at the end, as it was written."""
 
     @property
     def done(self) -> int:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+from potluck.report.alike import alike_section, features_of
 from potluck.report.chart import Columns, Dots, Mark, Path, Series, palette, plot
 from potluck.report.figures import charts, figure, meters, section
 from potluck.report.headline import beside_table, cost_table, dagger, everyone, numbers, tier_table
 from potluck.report.histogram import local_figure
 from potluck.report.markup import Markup, fold, join, table, tag
+from potluck.report.measure import measure
 from potluck.report.records import Curve, Line, Point, Run, Tier
 from potluck.report.scale import Axis
 from potluck.report.skyline import run_section
@@ -22,7 +24,8 @@ DASH = "4 4"
 
 def judged(*runs: Run) -> Axis:
     """The axis of the score that runs are judged by."""
-    return Axis(metric(*runs), "percent")
+    judge = measure(*runs)
+    return Axis(judge.words, "percent" if judge.percent else "plain")
 
 
 def body(run: Run) -> Markup:
@@ -36,6 +39,7 @@ def body(run: Run) -> Markup:
         section(f"What {metric(run)} costs", charts(*_price_figures(run)), _target_table(run)),
         section("Cost per tier", *_cost(run)),
         _closer(run),
+        alike_section(features_of(run.features)),
         run_section(run),
         section("What went wrong", trouble(run)),
         papers(run),
@@ -149,7 +153,8 @@ def _target_table(run: Run) -> Markup:
         done = reached(run.curve, target)
         cost = costs.get(done) if done is not None else None
         bill = [size(cost.bytes), duration(cost.device_seconds), energy(cost.joules)] if cost else [size(None)] * 3
-        rows.append([percent(target, 0), count(done), *(count(reached(tier.curve, target)) for tier in tiers), *bill])
+        when = [count(done), *(count(reached(tier.curve, target)) for tier in tiers)]
+        rows.append([measure(run).written(target, 0), *when, *bill])
     head = ["target", everyone(run.curve), *(tier.name for tier in tiers), "traffic", "time", "energy"]
     groups = [("", 1), ("reached at round", 1 + len(tiers)), ("spent by then, all clients", 3)]
     note = "First scored round at or above the target. Traffic is measured; time and energy are modelled."

@@ -88,6 +88,7 @@ tbody th div{max-width:min(240px,38vw);overflow-wrap:break-word}
 table.many{font-size:14px}table.many :is(th,td){padding:7px 7px}
 table.words :is(th,td):not(:last-child){text-align:left}
 table.words td{white-space:normal}
+.heat td{background:color-mix(in srgb,var(--c0) var(--heat,0%),transparent)}.heat :is(td,thead th){text-align:center}
 .best{font-weight:700;color:var(--good)}
 .meters{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,235px),1fr));gap:14px;margin:12px 0}
 .meter{display:grid;grid-template-columns:minmax(0,1fr) auto;gap:0 8px;font-size:14px;margin-top:8px}
