@@ -143,6 +143,8 @@ def test_one_text_and_pairs_are_framed_and_padded(tmp_path: Path, folder: Path) 
     two = write(tmp_path / "two.jsonl", {"s1": "run", "s2": "want", "label": 0})
     row = sentences(two, tokenizer=str(folder), length=6).train.column("x").tolist()[0]
     assert [PIECES[token] for token in row] == ["[CLS]", "run", "[SEP]", "want", "[SEP]", "[PAD]"]
+    found = [sentences(path, tokenizer=str(folder), length=6).sep for path in (one, two)]
+    assert found == [-1, PIECES.index("[SEP]")]
 
 
 @pytest.mark.parametrize(

@@ -142,18 +142,18 @@ def test_reports_and_tables_name_the_score(tmp_path, hospitals):
     assert (shown.score, shown.test.beside["accuracy"]) == (end["matthews"], end["accuracy"])
     assert shown.score != end["accuracy"]
     assert compare_rows(runs)[0]["metric"] == "Matthews correlation"
-    assert str(compare_table(runs).title).startswith("Final test Matthews correlation in %")
+    assert str(compare_table(runs).title).startswith("Final test Matthews correlation, mean ± sd")
     assert "Matthews" in [str(column.header) for column in run_table(runs[0]).columns]
     page = write_report([tmp_path / "0", tmp_path / "1"], tmp_path / "two.html").read_text("utf-8")
     assert "Matthews correlation against traffic" in page
     mixed = [read(tmp_path / "tags"), runs[0]]
     assert verdict(mixed) == []
-    assert str(compare_table(mixed).title).startswith("Final test score in %")
+    assert str(compare_table(mixed).title).startswith("Final test score, and cost")
 
 
 def test_the_progress_line_names_the_score():
     line = {"metric": "pearson", "global": {"test": {"pearson": 0.5}}, "tiers": {"s": {"test": {"pearson": 0.25}}}}
-    assert told(line, {}) == "pearson 50.0%  s 25.0%  0 B"
+    assert told(line, {}) == "pearson 0.500  s 0.250  0 B"
 
 
 @pytest.mark.parametrize(
@@ -192,6 +192,15 @@ def test_the_network_learns_as_many_tokens_as_the_texts_have(tmp_path):
     setup = assemble(texts({"path": path}))
     # Padding, unknown and end; three good words, three bad ones, five others.
     assert setup.world.zoo.full.options["vocab"] == 3 + 3 + 3 + 5
+
+
+def test_the_network_is_told_what_separates_two_texts(tmp_path):
+    alone = written(tmp_path / "alone.jsonl", moody(60, int))
+    pairs = written(tmp_path / "pairs.jsonl", ({**row, "s2": "a word"} for row in moody(60, int)))
+    found = {path: assemble(texts({"path": path})).world.zoo.full.options["sep"] for path in (alone, pairs)}
+    assert found == {alone: -1, pairs: 2}  # the end of a text, where words are tokens
+    assert assemble(texts({"path": pairs}, model={**BERT, "sep": 5})).world.zoo.full.options["sep"] == 5
+    assert assemble(texts({"path": pairs}, model={**BERT, "types": 1})).world.zoo.full.options["sep"] == -1
 
 
 def test_numbers_of_ones_own_are_learned_too(tmp_path):

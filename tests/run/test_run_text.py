@@ -8,7 +8,7 @@ from tiny_runs import scores, tiny
 
 from potluck.core import Model, Reply, SettingsError, Tier, stream
 from potluck.methods import FedRolex
-from potluck.methods.averaging import class_rows
+from potluck.methods.frames.averaging import class_rows
 from potluck.models import Menagerie, make_spec
 from potluck.parts import WHOLE, OverlapMean
 from potluck.report import write_report

@@ -53,7 +53,8 @@ def _read(data: Data, stamps: object) -> Source:
         test = _side(other)
         x_test, y_test = _rows(test, cut, data.length, other), _labels(test, names, float in kinds, other)
     users = np.array([row.user for row in train]) if all(row.user for row in train) else None
-    return trimmed(from_arrays(x, y, users, x_test, y_test, names=names, name=str(path)), cut.size, cut.pad)
+    sep = cut.between[0] if any(row.two is not None for row in train) else -1
+    return trimmed(from_arrays(x, y, users, x_test, y_test, names=names, name=str(path)), cut, sep)
 
 
 def _side(path: Path) -> list[Labelled]:

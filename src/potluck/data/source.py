@@ -63,6 +63,8 @@ class Source:
     """How many different tokens inputs are made of; 0: they are no tokens, or the classes are the tokens."""
     pad: int = 0
     """The token that fills rows up."""
+    sep: int = -1
+    """The token that ends the first text of a row, where rows may hold two; -1: they do not."""
     tagged: bool = False
     """Whether a row's labels are tags of its tokens in the BIO scheme, which `names` spell out."""
 

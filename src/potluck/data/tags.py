@@ -50,7 +50,7 @@ def _read(data: Data, stamps: object) -> Source:
         other = found(data.test_path, data.name)
         sides = _rows(_side(other), cut, names, data.length, other)
     users = np.array([row.user for row in train]) if all(row.user for row in train) else None
-    source = trimmed(from_arrays(x, y, users, *sides, names=names, name=str(path)), cut.size, cut.pad)
+    source = trimmed(from_arrays(x, y, users, *sides, names=names, name=str(path)), cut)
     return replace(source, tagged=True)
 
 

@@ -75,11 +75,11 @@ class Trim:
         return {name: column[:, :longest] if column.dim() > 1 else column for name, column in batch.items()}
 
 
-def trimmed(source: Source, tokens: int, pad: int) -> Source:
-    """The source with how many tokens there are, and batches no longer than their longest row."""
-    test = None if source.test is None else Examples(source.test.columns, prepare=Trim(pad))
-    train = Examples(source.train.columns, prepare=Trim(pad))
-    return replace(source, train=train, test=test, tokens=tokens, pad=pad)
+def trimmed(source: Source, cut: Tokenizer, sep: int = -1) -> Source:
+    """The source with what a network must know of its tokens, and batches no longer than their longest row."""
+    test = None if source.test is None else Examples(source.test.columns, prepare=Trim(cut.pad))
+    train = Examples(source.train.columns, prepare=Trim(cut.pad))
+    return replace(source, train=train, test=test, tokens=cut.size, pad=cut.pad, sep=sep)
 
 
 def tokenizer(data: Data, texts: Iterable[str]) -> Tokenizer:

@@ -1,8 +1,8 @@
 """BERT-type encoders: BERT, RoBERTa, MiniLM (Devlin et al., NAACL 2019, https://arxiv.org/abs/1810.04805).
 
 Tensors are named as in Hugging Face's ``BertModel`` and ``RobertaModel``, but for the prefixes of `PREFIXES`, so
-weights stored under those names can be read under ours. Inputs are token ids alone: every token is of type 0, and the
-attention mask is where an id is not the padding's.
+weights stored under those names can be read under ours. Inputs are token ids alone: the attention mask is where an id
+is not the padding's, and tokens of a second text, those after the first separator, are of type 1.
 """
 
 from __future__ import annotations
@@ -34,6 +34,10 @@ PREFIXES = (
 """How Hugging Face's names begin, and how ours do. RoBERTa's two-layer classifier is a pooler and a classifier here."""
 
 
+NO_TOKEN = -1
+"""Where a token's id could stand and none does."""
+
+
 def renamed(name: str) -> str:
     """Our name of a tensor of a Hugging Face model; a name that is none of a BERT's stays as it is.
 
@@ -53,6 +57,7 @@ class Embeddings(nn.Module):
     def __init__(self, stream: Axis, options: Options) -> None:
         super().__init__()
         self.pad: int = options["pad"]
+        self.sep: int = options["sep"]
         self.words_only = options["count"] == "words"
         self.word_embeddings = Embedding(options["vocab"], stream)
         self.position_embeddings = Embedding(options["positions"], stream)
@@ -64,10 +69,19 @@ class Embeddings(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         padding = ids == self.pad
         vectors = self.word_embeddings(ids) + self.position_embeddings(self._places(padding))
-        vectors = vectors + self.token_type_embeddings.weight[0]
+        vectors = vectors + self._typed(ids)
         vectors = self.dropout(self.LayerNorm(self.scaler(vectors)))
         silent: Tensor = vectors.masked_fill(padding.unsqueeze(-1), 0.0)
         return silent
+
+    def _typed(self, ids: Tensor) -> Tensor:
+        """The vectors of the tokens' types."""
+        if self.sep == NO_TOKEN:
+            return self.token_type_embeddings.weight[0]
+        # What begins a row may be the separator too, and ends no text.
+        ends = (ids[:, 1:-1] == self.sep).cumsum(1) > 0
+        typed: Tensor = self.token_type_embeddings(functional.pad(ends, (min(2, ids.shape[1]), 0)).long())
+        return typed
 
     def _places(self, padding: Tensor) -> Tensor:
         if self.words_only:
@@ -207,8 +221,9 @@ class Bert(Family):
             "heads": Option(2, "attention heads, among which the units are divided", high=1 << 10),
             "vocab": Option(30522, "tokens that there are"),
             "positions": Option(512, "positions that there are vectors for"),
-            "types": Option(2, "token types that there are vectors for; only the first is used"),
+            "types": Option(2, "token types that there are vectors for: of a first text, and of a second"),
             "pad": Option(0, "id of the padding", low=0, high=MOST_UNITS - 1),
+            "sep": Option(NO_TOKEN, "id of what ends a first text; -1: all is one", low=NO_TOKEN, high=MOST_UNITS - 1),
             "count": Option(
                 "all", "positions of all tokens, or of words after the padding's", choices=("all", "words")
             ),
@@ -248,7 +263,9 @@ class Bert(Family):
             )
         if options["pad"] >= options["vocab"]:
             raise SettingsError(f"bert: pad = {options['pad']} is no token of vocab = {options['vocab']}.")
-        return options
+        if options["sep"] >= options["vocab"]:
+            raise SettingsError(f"bert: sep = {options['sep']} is no token of vocab = {options['vocab']}.")
+        return options if options["types"] > 1 else {**options, "sep": NO_TOKEN}
 
     def agree(self, base: Base, options: Options) -> Base:
         refuse_uneven(self.name, base["hidden"], options["heads"])
