@@ -8,7 +8,7 @@ from made_round import Play, data, zoo
 
 from potluck.core import SERVER, Client, Local, Model, Reply, SettingsError, Tier, digest, on_client, stream
 from potluck.methods import FedAdam, FedAdamW, InclusiveFL
-from potluck.methods.ladder import ladder
+from potluck.methods.frames.ladder import ladder
 from potluck.models import Menagerie, make_spec, tier_spec
 from potluck.parts import Adam, AdamW, Replace
 
