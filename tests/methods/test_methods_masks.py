@@ -15,11 +15,11 @@ from potluck.learn import Classify, CrossEntropy, fit
 from potluck.ledger import Memories
 from potluck.methods import METHODS, FedMask, FedSkel, Hermes, LotteryFL, TailorFL
 from potluck.methods.fedmask import averaged, believed
-from potluck.methods.held import packed, spread, unpacked
+from potluck.methods.frames.held import packed, spread, unpacked
+from potluck.methods.frames.merits import jaccard, popular, swapped, taylor, top
+from potluck.methods.frames.through import Only, Shrink, Skeletal, Through, straight
 from potluck.methods.lotteryfl import pruned
-from potluck.methods.merits import jaccard, popular, swapped, taylor, top
 from potluck.methods.tailorfl import inputs
-from potluck.methods.through import Only, Shrink, Skeletal, Through, straight
 from potluck.models import Menagerie, make_spec, tier_spec
 from potluck.parts import Mask, OverlapMean, Part, Place
 from potluck.run import experiment, resume, run

@@ -7,11 +7,10 @@ import torch
 from torch import nn
 
 from potluck.core import Axis, Client, Local, Model, Reply, Round, Spec, Tier, stream
-from potluck.learn import MaskedCrossEntropy, truths
+from potluck.learn import AtWidth, MaskedCrossEntropy, truths
 from potluck.methods import FedDropout, FedRolex, FjORD, HeteroFL
-from potluck.methods.averaging import class_rows
 from potluck.methods.fedrolex import window
-from potluck.methods.fjord import AtWidth
+from potluck.methods.frames.averaging import class_rows
 from potluck.models import Menagerie, make_spec, tier_spec
 from potluck.parts import WHOLE, OverlapMean, part
 

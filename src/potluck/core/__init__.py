@@ -4,6 +4,7 @@ from potluck.core.axis import Axis, Dimension, Dimensions
 from potluck.core.device import Device, Edit, Fit, Grads, Loss, Memory, Problem, Zoo
 from potluck.core.errors import InputError, QuorumError, ResourceError, SettingsError, Skip, Trouble
 from potluck.core.examples import NOTHING, Batch, Examples, Prepare, Vary
+from potluck.core.facts import Facts, facts_of
 from potluck.core.local import Local
 from potluck.core.message import MessageError, apart, joined, pack, unpack
 from potluck.core.method import Expected, Method, Shapes, answer, on_client, settings
@@ -29,9 +30,9 @@ from potluck.core.streams import Key, dice, entropy, stream
 
 __all__ = [
     "EMPTY", "NOTHING", "SERVER", "Arrays", "Axis", "Bag", "Batch", "Client", "Cost", "Depth", "Device", "Dimension",
-    "Dimensions", "Edit", "Examples", "Expected", "Fit", "Flat", "Fold", "Grads", "Held", "InputError", "Key",
+    "Dimensions", "Edit", "Examples", "Expected", "Facts", "Fit", "Flat", "Fold", "Grads", "Held", "InputError", "Key",
     "Layout", "Local", "Loss", "Mean", "Memory", "MessageError", "Method", "Model", "Plain", "Prepare", "Problem",
-    "QuorumError", "Reply", "ResourceError", "Round", "Send", "SettingsError", "Shapes", "Skip", "Spec", "Task",
-    "Tier", "Trouble", "Vary", "Weight", "Work", "Zoo", "answer", "apart", "dice", "digest", "entropy", "frozen",
+    "QuorumError", "Reply", "ResourceError", "Round", "Send", "SettingsError", "Shapes", "Skip", "Spec", "Task", "Tier",
+    "Trouble", "Vary", "Weight", "Work", "Zoo", "answer", "apart", "dice", "digest", "entropy", "facts_of", "frozen",
     "joined", "on_client", "pack", "payload", "settings", "size", "stream", "thawed", "unpack",
 ]  # fmt: skip

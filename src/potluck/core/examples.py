@@ -75,7 +75,8 @@ class Examples:
         """These rows of these rows, sharing the columns."""
         picked = Examples.__new__(Examples)  # the columns are known to agree
         picked.columns, picked.prepare, picked.vary = self.columns, self.prepare, self.vary
-        picked.rows = rows if self.rows is None else self.rows[rows]
+        where = next(iter(self.columns.values())).device
+        picked.rows = rows.to(where) if self.rows is None else self.rows[rows]
         return picked
 
     def column(self, name: str) -> Tensor:

@@ -25,6 +25,8 @@ class Layout:
 
     entries: tuple[tuple[str, int, tuple[int, ...]], ...]
     """Each tensor's name, where it begins, and its shape."""
+    channels_last: bool = False
+    """Whether kernels lie with their channels innermost, as some hardware likes them."""
 
     @cached_property
     def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -38,15 +40,18 @@ class Layout:
     @cached_property
     def views(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...], int]]:
         """Each tensor's shape, strides and first number."""
-        return {name: (shape, _strides(shape), start) for name, start, shape in self.entries}
+        return {name: (shape, _strides(shape, self.channels_last), start) for name, start, shape in self.entries}
 
     def cut(self, buffer: Tensor) -> dict[str, Tensor]:
         """The tensors that lie in a buffer."""
         return {name: buffer.as_strided(*view) for name, view in self.views.items()}
 
 
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _strides(shape: tuple[int, ...], channels_last: bool) -> tuple[int, ...]:
     """How far apart neighbours lie in each dimension."""
+    if channels_last and len(shape) == 4:
+        _, channels, height, width = shape
+        return (channels * height * width, 1, width * channels, channels)
     return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 

@@ -3,10 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from potluck.methods.averaging import Averaged, Averaging
 from potluck.methods.bounds import AllLarge, AllSmall, ExclusiveFL
 from potluck.methods.dsfl import DSFL
-from potluck.methods.exchange import Exchange
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.feddf import FedDF
 from potluck.methods.feddropout import FedDropout
@@ -21,12 +19,15 @@ from potluck.methods.fedprox import FedProx
 from potluck.methods.fedrolex import FedRolex
 from potluck.methods.fedskel import FedSkel
 from potluck.methods.fjord import FjORD
+from potluck.methods.frames.averaging import Averaged, Averaging
+from potluck.methods.frames.exchange import Exchange
 from potluck.methods.hermes import Hermes
 from potluck.methods.heterofl import HeteroFL
 from potluck.methods.inclusivefl import Inclusive, InclusiveFL
 from potluck.methods.local import Local
 from potluck.methods.lotteryfl import LotteryFL, Raffle
 from potluck.methods.moon import MOON
+from potluck.methods.moss import Moss
 from potluck.methods.scaffold import SCAFFOLD, Controlled
 from potluck.methods.tailorfl import TailorFL
 
@@ -61,11 +62,12 @@ METHODS: Mapping[str, type[Any]] = {
     "dsfl": DSFL,
     "fedgems": FedGEMS,
     "fedet": FedET,
+    "moss": Moss,
 }
 
 __all__ = [
     "DSFL", "METHODS", "MOON", "SCAFFOLD", "AllLarge", "AllSmall", "Averaged", "Averaging", "Controlled", "Exchange",
     "ExclusiveFL", "FedAdagrad", "FedAdam", "FedAdamW", "FedAvg", "FedAvgM", "FedDF", "FedDropout", "FedET", "FedGEMS",
     "FedIN", "FedMD", "FedMask", "FedNova", "FedProx", "FedRolex", "FedSkel", "FedYogi", "FjORD", "Hermes", "HeteroFL",
-    "Inclusive", "InclusiveFL", "Lending", "Local", "LotteryFL", "Raffle", "TailorFL",
+    "Inclusive", "InclusiveFL", "Lending", "Local", "LotteryFL", "Moss", "Raffle", "TailorFL",
 ]  # fmt: skip

@@ -7,20 +7,25 @@ KDD 2022, https://arxiv.org/abs/2202.08036 (ExclusiveFL is "DropWeak" in its fir
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from potluck.core import SERVER, Client, Model, Round, Spec, Zoo
-from potluck.methods.averaging import Averaged, Averaging
+from potluck.core import SERVER, Client, Facts, Model, Round, Spec, Zoo
+from potluck.methods.frames.averaging import Averaged
+from potluck.methods.frames.private import PrivateHead
 
 
 @dataclass(frozen=True)
-class AllLarge(Averaging):
+class AllLarge(PrivateHead):
     """Every client trains the largest network, whatever it can carry: the ideal bound."""
 
+    @property
+    def facts(self) -> Facts:
+        return replace(super().facts, bound=True)
+
 
 @dataclass(frozen=True)
-class AllSmall(Averaging):
+class AllSmall(PrivateHead):
     """Every client trains the smallest tier's network."""
 
     def target(self, zoo: Zoo) -> Spec:
@@ -28,7 +33,7 @@ class AllSmall(Averaging):
 
 
 @dataclass(frozen=True)
-class ExclusiveFL(Averaging):
+class ExclusiveFL(PrivateHead):
     """Only clients that can carry the largest tier's network take part; the others are left out.
 
     They have no model either: the server's is too large for them.

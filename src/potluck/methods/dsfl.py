@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from potluck.core import Device, Examples, Model, Reply, Round, Task, on_client
 from potluck.learn import SoftCrossEntropy, beside, predicted, sharpened, told
-from potluck.methods.exchange import ServerTaught, refuse_below, spoken_of
+from potluck.methods.frames.exchange import ServerTaught, refuse_below, spoken_of
 
 
 @dataclass(frozen=True)

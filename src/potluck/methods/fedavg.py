@@ -16,8 +16,8 @@ from typing import Literal
 
 import torch
 
-from potluck.core import Client, Model, Spec, Zoo
-from potluck.methods.averaging import Averaged, Averaging
+from potluck.core import Client, Facts, Model, Spec, Zoo
+from potluck.methods.frames.averaging import Averaged, Averaging
 from potluck.parts import WHOLE, Part, Place
 
 
@@ -27,6 +27,10 @@ class FedAvg(Averaging):
 
     share: Literal["whole", "layerwise", "per_arch"] = "whole"
     """Who trains what: all the full network; each tier its own, meeting by tensor; or only with its equals."""
+
+    @property
+    def facts(self) -> Facts:
+        return Facts(networks="one" if self.share == "whole" else "any")
 
     def init(self, zoo: Zoo, rng: torch.Generator) -> Averaged:
         born: Averaged = super().init(zoo, rng)

@@ -15,8 +15,8 @@ from typing import Literal
 
 import torch
 
-from potluck.core import Axis, Client, Round, Spec
-from potluck.methods.width import Width
+from potluck.core import Axis, Client, Facts, Round, Spec
+from potluck.methods.frames.width import Width
 from potluck.parts import Choose, Part, index, place
 
 
@@ -28,6 +28,8 @@ class FedDropout(Width):
     """All clients of a round draw alike; a smaller set is then the beginning of a larger one."""
     coupling: Literal["group", "none"] = "group"
     """One draw for all tensors of an axis group, or a new one at every layer."""
+
+    facts = Facts(networks="width", larger=True)
 
     def choose(self, spec: Spec, client: Client, now: Round) -> Choose:
         return lambda axis: self.draw(axis, spec, client, now, axis.group)

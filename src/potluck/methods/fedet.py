@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from potluck.core import SERVER, Arrays, Client, Device, Model, Reply, Round, Spec, Task, Zoo, on_client
-from potluck.learn import Doubt, Lessons, agreed, beside, dissenting, told
-from potluck.methods.averaging import Averaged
-from potluck.methods.feddf import FedDF
+from potluck.core import SERVER, Arrays, Client, Facts, Loss, Model, Round, Spec, Task, Zoo
+from potluck.learn import Doubt, Lessons, agreed, dissenting
+from potluck.methods.frames.averaging import Averaged
+from potluck.methods.frames.ensemble import Ensemble
 from potluck.parts import WHOLE, OverlapMean
 
 
@@ -45,12 +45,16 @@ class Transferred(Averaged):
 
 
 @dataclass(frozen=True)
-class FedET(FedDF):
+class FedET(Ensemble):
     """A weighted consensus of small models, with room for doubt, taught to a large one."""
 
-    teach: Transfer = Transfer()  # type: ignore[assignment]
+    teach: Transfer = Transfer()
     doubt: float = 0.05  # lambda in the paper
     """How much those count that disagree with the consensus."""
+
+    @property
+    def facts(self) -> Facts:
+        return replace(super().facts, larger=True)
 
     def init(self, zoo: Zoo, rng: torch.Generator) -> Transferred:
         born = super().init(zoo, rng).model
@@ -90,12 +94,8 @@ class FedET(FedDF):
             mean.add({name: pool[there] for name, there in places.items()}, WHOLE, float(counts[spec]))
         return mean.value()
 
-    @on_client
-    def learn(self, task: Task, device: Device) -> Reply:
-        """The large model learns; on the server."""
-        net = device.build(task.models["model"])
-        fit = device.fit(net, beside(self.rows(task, device), **task.arrays), self.teach, Doubt(self.doubt))
-        return Reply({"model": Model(task.models["model"].spec, device.rest(net))}, metrics=told(fit))
+    def lesson_loss(self) -> Loss:
+        return Doubt(self.doubt)
 
     def serve(self, state: Any, client: Client, zoo: Zoo) -> Model | None:
         """The large model to the server, an architecture's average to a client."""

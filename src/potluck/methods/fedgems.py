@@ -18,10 +18,24 @@ from typing import Any
 
 import torch
 
-from potluck.core import EMPTY, SERVER, Arrays, Device, Expected, Model, Plain, Reply, Round, Task, Zoo, on_client
+from potluck.core import (
+    EMPTY,
+    SERVER,
+    Arrays,
+    Device,
+    Expected,
+    Facts,
+    Model,
+    Plain,
+    Reply,
+    Round,
+    Task,
+    Zoo,
+    on_client,
+)
 from potluck.learn import Guided, beside, predicted, relied, told
-from potluck.methods.averaging import classes
-from potluck.methods.exchange import ServerTaught, Taught, refuse_below, scored_rows, spoken_of
+from potluck.methods.frames.averaging import classes
+from potluck.methods.frames.exchange import ServerTaught, Taught, refuse_below, scored_rows, spoken_of
 
 
 @dataclass(frozen=True)
@@ -47,6 +61,8 @@ class FedGEMS(ServerTaught):
     lessons: int | None = None
     """A client's epochs on the public rows in each round; None: as many as on its own data."""
 
+    facts = Facts(networks="any", public="labels", memory=True, larger=True, sums=False)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         refuse_below(self, share=0, passes=0, lessons=0)
@@ -66,7 +82,7 @@ class FedGEMS(ServerTaught):
         if not answers:
             return state
         heard = torch.stack(list(answers.values()))
-        rows = about.get("rows", torch.arange(now.zoo.public))
+        rows = about.get("rows", torch.arange(now.zoo.public)).to(heard.device)
         memory = {name: tensor[rows] for name, tensor in state.memory.items()}
         reply = self.ask_server(state.model, now, {**about, **memory, "heard": heard})
         if reply is None:
@@ -80,7 +96,7 @@ class FedGEMS(ServerTaught):
         """The server's passes over the public rows."""
         public, model = spoken_of(task, device), task.models["model"]
         kept, known = task.arrays["kept"], task.arrays["known"]
-        labels = public.column("y").cpu()
+        labels = public.column("y")
         ensemble = relied(task.arrays["heard"], labels, self.exclude)
         net, once = device.build(model), replace(self.local, epochs=1, steps=None)
         scores, metrics = predicted(net, public), dict[str, Plain]()

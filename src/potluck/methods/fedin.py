@@ -27,6 +27,7 @@ from potluck.core import (
     Client,
     Device,
     Expected,
+    Facts,
     Fit,
     Loss,
     Reply,
@@ -37,8 +38,8 @@ from potluck.core import (
     Zoo,
 )
 from potluck.learn import Bank, Blend, Joint, Lent, Project, Sum, deposited, drawn, features, one_batch, seams
-from potluck.methods.averaging import Averaged
 from potluck.methods.fedprox import FedProx
+from potluck.methods.frames.averaging import Averaged
 from potluck.parts import OverlapMean, Part
 
 
@@ -76,6 +77,11 @@ class FedIN(FedProx):
         for name in ("lend", "draw", "fifo"):
             if (value := getattr(self, name)) is not None and value < 0:
                 raise ValueError(f"method.{name} = {value} is below 0")
+
+    @property
+    def facts(self) -> Facts:
+        told = super().facts
+        return Facts("one" if told.networks == "one" else "depth", sums=False) if self.count_lent else told
 
     def init(self, zoo: Zoo, rng: torch.Generator) -> Lending:
         return Lending(super().init(zoo, rng).model)
@@ -120,7 +126,7 @@ class FedIN(FedProx):
             return reply
         rows = one_batch(fit.last, len(device.data), self.count_lent, device.rng)
         entering, leaving = features(net, device.data[rows]["x"])
-        return replace(reply, arrays={"in": entering.cpu(), "out": leaving.cpu()})
+        return replace(reply, arrays={"in": entering, "out": leaving})
 
     def expects(self, task: Task, zoo: Zoo) -> Expected:
         found = super().expects(task, zoo)

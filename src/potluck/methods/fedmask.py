@@ -37,11 +37,11 @@ from potluck.core import (
     on_client,
 )
 from potluck.learn import told
-from potluck.methods.averaging import Averaged
-from potluck.methods.held import carried_by, chosen, holding
-from potluck.methods.masks import Tailored, at_least, within
-from potluck.methods.merits import prunable
-from potluck.methods.through import Through
+from potluck.methods.frames.averaging import Averaged
+from potluck.methods.frames.held import carried_by, chosen, holding
+from potluck.methods.frames.masks import Tailored, at_least, within
+from potluck.methods.frames.merits import prunable
+from potluck.methods.frames.through import Through
 from potluck.parts import OverlapMean, Replace, part
 
 ALONE = 255

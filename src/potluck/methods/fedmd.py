@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from potluck.core import Device, Reply, Round, Skip, Task, on_client
+from potluck.core import Device, Facts, Reply, Round, Skip, Task, on_client
 from potluck.learn import Mimic, beside, mean_scores
-from potluck.methods.exchange import Exchange, refuse_below, spoken_of
+from potluck.methods.frames.exchange import Exchange, refuse_below, spoken_of
 from potluck.methods.local import Alone
 
 
@@ -33,6 +33,8 @@ class FedMD(Exchange):
     """Epochs on the consensus in each round."""
     batch: int = 256
     """Rows of a batch of the digest."""
+
+    facts = Facts(networks="any", public="labels", memory=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -17,14 +17,13 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import torch
-
-from potluck.core import Arrays, Reply, Round, Weight, Zoo
+from potluck.core import Reply, Round, Weight, Zoo
 from potluck.learn import carried
-from potluck.methods.averaging import Averaged
 from potluck.methods.fedprox import FedProx
-from potluck.methods.owners import trained
-from potluck.parts import OverlapMean, Part
+from potluck.methods.frames.averaging import Averaged
+from potluck.methods.frames.means import Lengthened
+from potluck.methods.frames.owners import trained
+from potluck.parts import Part
 
 
 @dataclass(frozen=True)
@@ -65,19 +64,3 @@ class FedNova(FedProx):
                 sums[name] = [had[0] + share, had[1] + share * (steps if self.mu else far), had[2] + share / far]
         found = {name: went * inverse / total**2 for name, (total, went, inverse) in sums.items()}
         return {name: times for name, times in found.items() if not math.isclose(times, 1.0, rel_tol=1e-12)}
-
-
-class Lengthened(OverlapMean):
-    """A mean of which some tensors are so many times as far from the start."""
-
-    def __init__(self, start: Arrays) -> None:
-        super().__init__(start)
-        self.by: Mapping[str, float] = {}
-
-    def value(self) -> Arrays:
-        out = dict(super().value())
-        for name, times in self.by.items():
-            old, far = self.start[name], self.start[name] + times * (out[name] - self.start[name])
-            # Adding nothing loses the sign of -0.0; an entry that did not move keeps its bits.
-            out[name] = torch.where(out[name] == old, old, far)
-        return out

@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from potluck.core import Axis, Client, Round, Spec
-from potluck.methods.width import Width
+from potluck.core import Axis, Client, Facts, Round, Spec
+from potluck.methods.frames.width import Width
 from potluck.parts import Choose
 
 
@@ -28,6 +28,8 @@ class FedRolex(Width):
     """Units the window moves each round."""
     head_mode: Literal["per_head", "code"] = "per_head"
     """Windows over each head's units, or over all heads' together."""
+
+    facts = Facts(networks="width", larger=True)
 
     def choose(self, spec: Spec, client: Client, now: Round) -> Choose:
         start = now.index * self.step * self.direction

@@ -31,11 +31,11 @@ from potluck.core import (
     Task,
     Zoo,
 )
-from potluck.methods.averaging import Averaged
-from potluck.methods.held import asked_for, carried_by, chosen, counts
-from potluck.methods.masks import Personal, at_least
-from potluck.methods.merits import activity, entries, layer, prunable, rows, top
-from potluck.methods.through import Only, Skeletal
+from potluck.methods.frames.averaging import Averaged
+from potluck.methods.frames.held import asked_for, carried_by, chosen, counts
+from potluck.methods.frames.masks import Personal, at_least
+from potluck.methods.frames.merits import activity, entries, layer, prunable, rows, top
+from potluck.methods.frames.through import Only, Skeletal
 from potluck.parts import WHOLE, OverlapMean, Part, index, place
 
 

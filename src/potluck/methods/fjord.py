@@ -14,14 +14,13 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from potluck.core import (
     Arrays,
-    Batch,
     Client,
     Device,
     Expected,
+    Facts,
     Model,
     Reply,
     Round,
@@ -32,9 +31,9 @@ from potluck.core import (
     Zoo,
     on_client,
 )
-from potluck.learn import Turns, cross_entropy
-from potluck.methods.averaging import Averaged, Averaging
-from potluck.methods.width import prefix
+from potluck.learn import AtWidth, Turns
+from potluck.methods.frames.averaging import Averaged, Averaging
+from potluck.methods.frames.width import prefix
 from potluck.parts import WHOLE, OverlapMean, Part, Place
 
 
@@ -46,6 +45,8 @@ class FjORD(Averaging):
     """The widths that are drawn; a tier's own must be among them."""
     distill: bool = True
     """Train the client's full width on the labels, and the narrow one on its answers."""
+
+    facts = Facts(networks="width")
 
     def init(self, zoo: Zoo, rng: torch.Generator) -> Averaged:
         born: Averaged = super().init(zoo, rng)
@@ -125,38 +126,13 @@ class FjORD(Averaging):
 
     def check(self, zoo: Zoo) -> None:
         for tier in zoo.tiers:
-            if tier.depth is not None or (tier.width is not None and tier.width not in self.widths):
+            alien = tier.spec.family != zoo.full.family or tier.spec.sizes.keys() != zoo.full.sizes.keys()
+            if alien or tier.depth is not None or (tier.width is not None and tier.width not in self.widths):
                 raise SettingsError(
                     f"FjORD draws from [method] widths = {list(self.widths)}; tier '{tier.name}' has "
-                    f"width = {tier.width}, depth = {tier.depth}. Give it one of these widths and no depth."
+                    f"width = {tier.width}, depth = {tier.depth}. Give it one of these widths, no depth, and no model "
+                    "of its own."
                 )
-
-
-@dataclass(frozen=True, eq=False)
-class AtWidth:
-    """The loss of one batch at one width, taught by the labels or by the client's full width."""
-
-    narrow: nn.Module | None
-    """None: the full width itself."""
-    part: Part
-    distill: bool
-
-    def __call__(self, net: nn.Module, batch: Batch) -> Tensor:
-        if self.narrow is None and not self.distill:
-            return cross_entropy(net(batch["x"]), batch["y"])
-        wide = net(batch["x"]) if self.distill else None
-        small = wide if self.narrow is None and wide is not None else self.lent(net, batch["x"])
-        if wide is None:
-            return cross_entropy(small, batch["y"])
-        return cross_entropy(wide, batch["y"]) + cross_entropy(small, batch["y"], teacher=wide.detach())
-
-    def lent(self, net: nn.Module, x: Tensor) -> Tensor:
-        """The narrow network's scores, computed with the wide one's weights."""
-        assert self.narrow is not None
-        live = dict(net.named_parameters())
-        weights = {name: place.take(live[place.name]) for name, place in self.part.places.items() if name in live}
-        scores: Tensor = functional_call(self.narrow, weights, (x,))
-        return scores
 
 
 def kept(name: str, spec: Spec, zoo: Zoo) -> str:

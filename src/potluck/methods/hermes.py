@@ -32,11 +32,11 @@ from potluck.core import (
     Zoo,
     on_client,
 )
-from potluck.methods.averaging import Averaged
-from potluck.methods.held import asked_for, carried_by, chosen, counts, filled, holding, spread
-from potluck.methods.masks import Personal, within
-from potluck.methods.merits import accuracy, prunable, rows, top, unit_scores
-from potluck.methods.through import Shrink
+from potluck.methods.frames.averaging import Averaged
+from potluck.methods.frames.held import asked_for, carried_by, chosen, counts, filled, holding, spread
+from potluck.methods.frames.masks import Personal, within
+from potluck.methods.frames.merits import accuracy, prunable, rows, top, unit_scores
+from potluck.methods.frames.through import Shrink
 from potluck.parts import WHOLE, OverlapMean, Replace, part
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from potluck.core import Client, Round, Spec
-from potluck.methods.width import Width
+from potluck.methods.frames.width import Width
 from potluck.parts import Part
 
 

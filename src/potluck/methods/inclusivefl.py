@@ -23,7 +23,6 @@ import torch
 from potluck.core import (
     EMPTY,
     Arrays,
-    Client,
     Device,
     Model,
     Reply,
@@ -34,10 +33,11 @@ from potluck.core import (
     Zoo,
     on_client,
 )
-from potluck.methods.averaging import Averaged, Averaging
-from potluck.methods.fedsgd import gradient
-from potluck.methods.ladder import Aimed, blocks, borrowed, ladder, lent, met
-from potluck.parts import Adam, AdamW, OverlapMean, Part, Rule, Slots
+from potluck.methods.frames.averaging import Averaged
+from potluck.methods.frames.fedsgd import gradient
+from potluck.methods.frames.ladder import Aimed, Laddered, blocks, borrowed, lent, met
+from potluck.methods.frames.private import HEAD
+from potluck.parts import Adam, AdamW, OverlapMean, Rule, Slots
 
 PAPER, CODE = Adam(lr=0.03), AdamW(lr=5e-5)
 """The server's optimisers under either profile, unless another is asked for."""
@@ -52,7 +52,7 @@ class Inclusive(Averaged):
 
 
 @dataclass(frozen=True)
-class InclusiveFL(Averaging):
+class InclusiveFL(Laddered):
     """A network per tier; tiers share their bottom layers, and small ones learn from the top of larger ones."""
 
     weighting: Literal["samples", "uniform"] = "uniform"
@@ -77,18 +77,20 @@ class InclusiveFL(Averaging):
         if self.profile == "code":
             object.__setattr__(self, "weighting", "samples")
             object.__setattr__(self, "server", CODE if self.server == PAPER else self.server)
+        if self.profile == "code" and self.private == "head":
+            raise ValueError('method.private = "head" needs profile = "paper": under "code" clients take no steps')
         if self.rates and self.server.name == "replace":
             raise ValueError(
                 f'method.rates = {list(self.rates)} needs a server rule with a rate, and "replace" has none'
             )
 
     def init(self, zoo: Zoo, rng: torch.Generator) -> Inclusive:
-        *smaller, largest = ladder(zoo)
-        deep = zoo.fresh(largest.spec, rng).arrays or {}
+        *smaller, largest = self.rungs(zoo)
+        deep = self.open(zoo.fresh(largest.spec, rng).arrays or {})
         pool = dict(deep)
         for rung in smaller:
-            for name, own in (zoo.fresh(rung.spec, rng).arrays or {}).items():
-                bottom = name in deep and deep[name].shape == own.shape and not name.startswith("head.")
+            for name, own in self.open(zoo.fresh(rung.spec, rng).arrays or {}).items():
+                bottom = name in deep and deep[name].shape == own.shape and not name.startswith(HEAD)
                 pool[rung.part.place(name).name] = deep[name] if bottom else own
         taught = [name for rung in smaller for name in rung.lessons]
         return Inclusive(Model(largest.spec, pool), momentum={name: torch.zeros_like(pool[name]) for name in taught})
@@ -100,7 +102,7 @@ class InclusiveFL(Averaging):
         for reply in self.folded(mean, state, now)[0]:
             spec, count = reply.models["model"].spec, reply.weight if self.weighting == "samples" else 1.0
             weights[spec] = weights.get(spec, 0.0) + count
-        rungs, mine = ladder(now.zoo), mean.value()
+        rungs, mine = self.rungs(now.zoo), mean.value()
         target = borrowed(whole, mine, state.momentum, self.borrow, weights, rungs)
         momentum = lent(whole, target if self.source == "post" else mine, state.momentum, weights, rungs)
         arrays, slots = self.stepped(whole, Aimed(mean, target), state.slots, now.zoo)
@@ -110,7 +112,7 @@ class InclusiveFL(Averaging):
     def stepped(self, whole: Arrays, mean: Aimed, slots: Slots, zoo: Zoo) -> tuple[Arrays, Slots]:
         """Every tier's network after its optimiser's step; that of an absent tier stands still."""
         out = dict(whole)
-        for number, rung in enumerate(ladder(zoo)):
+        for number, rung in enumerate(self.rungs(zoo)):
             rule: Any = self.server
             if self.rates:
                 rule = replace(rule, lr=self.rates[number])
@@ -122,18 +124,9 @@ class InclusiveFL(Averaging):
     def train(self, task: Task, device: Device) -> Reply:
         return gradient(self, task, device) if self.profile == "code" else super().train(task, device)
 
-    def target(self, zoo: Zoo) -> Spec:
-        return ladder(zoo)[-1].spec
-
-    def fitting(self, client: Client, zoo: Zoo) -> tuple[Spec, Part]:
-        rung = next((rung for rung in ladder(zoo) if rung.spec == client.tier.spec), ladder(zoo)[-1])
-        return rung.spec, rung.part
-
-    def buffers(self, zoo: Zoo) -> frozenset[str]:
-        return frozenset(rung.part.place(name).name for rung in ladder(zoo) for name in zoo.buffers(rung.spec))
-
     def check(self, zoo: Zoo) -> None:
-        rungs, names = ladder(zoo), {tier.spec: tier.name for tier in zoo.tiers}
+        super().check(zoo)
+        rungs, names = self.rungs(zoo), {tier.spec: tier.name for tier in zoo.tiers}
         for small, large in pairwise(rungs):
             if blocks(small.spec, zoo) >= blocks(large.spec, zoo) or not small.shared.keys() & large.shared.keys():
                 raise SettingsError(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from potluck.core import Client, Device, Expected, Fit, Model, Reply, Round, Skip, Task, Zoo
+from potluck.core import Client, Device, Expected, Facts, Fit, Model, Reply, Round, Skip, Task, Zoo
 from potluck.learn import LocalTraining, told
 
 
@@ -23,6 +23,8 @@ class Alone:
 @dataclass(frozen=True)
 class Local(LocalTraining):
     """No communication: each client for itself."""
+
+    facts = Facts(networks="any", memory=True)
 
     def init(self, zoo: Zoo, rng: torch.Generator) -> Alone:
         return Alone()

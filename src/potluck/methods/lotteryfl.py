@@ -33,11 +33,11 @@ from potluck.core import (
     Zoo,
     on_client,
 )
-from potluck.methods.averaging import Averaged
-from potluck.methods.held import as_sent, filled, newcomer, packed, spread, unpacked
-from potluck.methods.masks import Personal, within
-from potluck.methods.merits import accuracy, prunable
-from potluck.methods.through import Only
+from potluck.methods.frames.averaging import Averaged
+from potluck.methods.frames.held import as_sent, filled, newcomer, packed, spread, unpacked
+from potluck.methods.frames.masks import Personal, within
+from potluck.methods.frames.merits import accuracy, prunable
+from potluck.methods.frames.through import Only
 from potluck.parts import Mask, OverlapMean
 
 

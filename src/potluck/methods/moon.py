@@ -11,11 +11,11 @@ body, as in FedIN's comparison. Unequal networks take part under `share`: each c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
-from potluck.core import Client, Device, Fit, Loss, Model, Reply, SettingsError, Task, Zoo
+from potluck.core import Client, Device, Facts, Fit, Loss, Model, Reply, SettingsError, Task, Zoo
 from potluck.learn import Contrast, Frozen
 from potluck.methods.fedavg import FedAvg
 
@@ -26,6 +26,10 @@ class MOON(FedAvg):
 
     mu: float = 1.0
     temperature: float = 0.5
+
+    @property
+    def facts(self) -> Facts:
+        return replace(super().facts, memory=True)
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:

@@ -26,6 +26,7 @@ from potluck.core import (
     Device,
     Edit,
     Expected,
+    Facts,
     Fit,
     Local,
     Reply,
@@ -38,9 +39,9 @@ from potluck.core import (
     on_client,
 )
 from potluck.learn import Shift, carried, recalled
-from potluck.methods.averaging import Averaged
 from potluck.methods.fedavg import FedAvg
-from potluck.methods.owners import owners, summed, trained
+from potluck.methods.frames.averaging import Averaged
+from potluck.methods.frames.owners import owners, summed, trained
 from potluck.parts import OverlapMean, Part
 
 
@@ -59,6 +60,10 @@ class SCAFFOLD(FedAvg):
     variate: Literal["auto", "travel", "start", "mean"] = "auto"
     """What a client takes for its gradient: the way its weights travelled (the paper's option II); the full-batch
     gradient where it started (option I); the mean of its raw gradients. auto: travel, but mean under Adam."""
+
+    @property
+    def facts(self) -> Facts:
+        return replace(super().facts, memory=True)
 
     def init(self, zoo: Zoo, rng: torch.Generator) -> Controlled:
         model = super().init(zoo, rng).model
@@ -108,7 +113,7 @@ class SCAFFOLD(FedAvg):
         if not fit.steps or not fit.lr:  # nothing was learned, of the gradient neither
             return replace(reply, arrays={name: torch.zeros_like(mine) for name, mine in old.items()})
         found = self.gradient(task, device, reply.models["model"].arrays or {}, fit)
-        new = {name: found[name].cpu() if name in found else mine for name, mine in old.items()}
+        new = {name: found.get(name, mine) for name, mine in old.items()}
         # A client whose tier is redrawn keeps the variates of tensors that it does not train today.
         device.memory["control"] = {**device.memory.get("control", {}), **new}
         return replace(reply, arrays={name: new[name] - mine for name, mine in old.items()})

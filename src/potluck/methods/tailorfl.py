@@ -36,10 +36,10 @@ from potluck.core import (
     on_client,
     stream,
 )
-from potluck.methods.averaging import Averaged
-from potluck.methods.held import chosen
-from potluck.methods.masks import Tailored, at_least, within
-from potluck.methods.merits import alike, popular, prunable, swapped
+from potluck.methods.frames.averaging import Averaged
+from potluck.methods.frames.held import chosen
+from potluck.methods.frames.masks import Tailored, at_least, within
+from potluck.methods.frames.merits import alike, popular, prunable, swapped
 from potluck.parts import OverlapMean, part
 
 

@@ -19,6 +19,7 @@ from potluck.core import (
     Client,
     Device,
     Expected,
+    Facts,
     Model,
     Reply,
     Round,
@@ -29,9 +30,9 @@ from potluck.core import (
     Zoo,
     on_client,
 )
-from potluck.methods.averaging import Averaging
-from potluck.methods.held import asked_for, counts
-from potluck.methods.merits import taylor, top
+from potluck.methods.frames.averaging import Averaging
+from potluck.methods.frames.held import asked_for, counts
+from potluck.methods.frames.merits import taylor, top
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Personal(Averaging):
     weighting: Literal["samples", "uniform"] = "uniform"
     bn_eval: Literal["batch"] = "batch"
     """Static batch norm is scored with each batch's own statistics."""
+
+    facts = Facts(memory=True, sums=False)
 
     def shown(self, now: Round) -> dict[str, Arrays]:
         """What each client of the cohort holds, as far as they answer."""
@@ -88,6 +91,8 @@ class Personal(Averaging):
 @dataclass(frozen=True)
 class Tailored(Personal):
     """Clients choose the units that matter to their data when they are first met, and hold to them."""
+
+    facts = Facts(networks="width", memory=True, sums=False)
 
     def fitted(self, whole: Arrays, now: Round) -> dict[str, Arrays]:
         """What each client of the cohort holds, once newcomers, who are sent everything, have chosen."""

@@ -6,7 +6,7 @@ A tier's last block and its head are its own; its stem and its other blocks it s
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import TypeAlias
@@ -14,7 +14,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from potluck.core import Arrays, Spec, Zoo
+from potluck.core import Arrays, Client, Facts, Spec, Zoo
+from potluck.methods.frames.private import HEAD, PrivateHead
 from potluck.parts import WHOLE, OverlapMean, Part, Place
 
 Shape: TypeAlias = "tuple[tuple[int, ...], torch.dtype]"
@@ -38,10 +39,10 @@ class Rung:
 
 
 @lru_cache(maxsize=64)
-def ladder(zoo: Zoo) -> tuple[Rung, ...]:
-    """A rung for every network of the tiers, smallest first."""
+def ladder(zoo: Zoo, headless: bool = False) -> tuple[Rung, ...]:
+    """A rung for every network of the tiers, smallest first; without their heads, where clients keep those."""
     specs = tuple(dict.fromkeys(tier.spec for tier in zoo.tiers))
-    parts = [_part(spec, spec == specs[-1], zoo) for spec in specs]
+    parts = [_part(spec, spec == specs[-1], headless, zoo) for spec in specs]
     rungs = []
     for number, (spec, own) in enumerate(zip(specs, parts, strict=True)):
         taught = number + 1 < len(specs) and _lessons(spec, specs[number + 1], zoo)
@@ -51,6 +52,34 @@ def ladder(zoo: Zoo) -> tuple[Rung, ...]:
         }
         rungs.append(Rung(spec, own, _shared(spec, own, zoo), lessons))
     return tuple(rungs)
+
+
+@dataclass(frozen=True)
+class Laddered(PrivateHead):
+    """Averaging in which the server has a network for each tier."""
+
+    @property
+    def facts(self) -> Facts:
+        return replace(super().facts, networks="depth")
+
+    def rungs(self, zoo: Zoo) -> tuple[Rung, ...]:
+        """The tiers' networks as the server has them."""
+        return ladder(zoo, self.private == "head")
+
+    def target(self, zoo: Zoo) -> Spec:
+        return self.rungs(zoo)[-1].spec
+
+    def fitting(self, client: Client, zoo: Zoo) -> tuple[Spec, Part]:
+        rungs = self.rungs(zoo)
+        rung = next((rung for rung in rungs if rung.spec == client.tier.spec), rungs[-1])
+        return rung.spec, rung.part
+
+    def buffers(self, zoo: Zoo) -> frozenset[str]:
+        return frozenset(
+            rung.part.place(name).name
+            for rung in self.rungs(zoo)
+            for name in zoo.buffers(rung.spec) & rung.part.places.keys()
+        )
 
 
 def borrowed(
@@ -96,8 +125,9 @@ def blocks(spec: Spec, zoo: Zoo) -> int:
     return 1 + max((block for _, block in _placed(spec, zoo) if block is not None), default=-1)
 
 
-def _part(spec: Spec, largest: bool, zoo: Zoo) -> Part:
-    return Part({name: Place(name if largest else f"{name} of {spec.key}") for name in zoo.shapes(spec)})
+def _part(spec: Spec, largest: bool, headless: bool, zoo: Zoo) -> Part:
+    names = [name for name in zoo.shapes(spec) if not (headless and name.startswith(HEAD))]
+    return Part({name: Place(name if largest else f"{name} of {spec.key}") for name in names})
 
 
 def _shared(spec: Spec, own: Part, zoo: Zoo) -> dict[tuple[str, Shape], str]:

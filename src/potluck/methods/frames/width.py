@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
-from potluck.core import Client, Reply, Round, SettingsError, Spec, Weight, Zoo
-from potluck.methods.averaging import Averaging
+from potluck.core import Client, Facts, Reply, Round, SettingsError, Spec, Weight, Zoo
+from potluck.methods.frames.averaging import Averaging
 from potluck.parts import WHOLE, Choose, Part, part
 
 
@@ -30,6 +30,8 @@ class Width(Averaging):
     """Units of a group at a fraction: every released code rounds up, the FedRolex paper writes floor."""
     scaler: bool = True
     """Divide by the width while training, where the network has places for it."""
+
+    facts = Facts(networks="width")
 
     def choose(self, spec: Spec, client: Client, now: Round) -> Choose:
         """Which units of each group this client trains this round."""

@@ -23,6 +23,7 @@ from potluck.core import (
     Client,
     Device,
     Expected,
+    Facts,
     Fit,
     Loss,
     Model,
@@ -63,6 +64,11 @@ class Averaging(LocalTraining):
     server: Rule = Replace()
     """How the mean moves the server's model."""
 
+    @property
+    def facts(self) -> Facts:
+        """What this method needs and allows: one network for all, and no more than sums."""
+        return Facts()
+
     def init(self, zoo: Zoo, rng: torch.Generator) -> Any:
         return Averaged(Model(self.target(zoo), zoo.fresh(self.target(zoo), rng).arrays))
 
@@ -76,15 +82,16 @@ class Averaging(LocalTraining):
     ) -> tuple[Sequence[Reply], dict[str, Part]]:
         """Hands everyone their part, and folds what they make of it into the mean; the replies, and who had which."""
         held = {client.id: self.hand_out(client, now) for client in self.pick(now)}
-        parts = {id: part for id, (_, part) in held.items()}
+        where = next((tensor.device for tensor in mean.start.values()), torch.device("cpu"))
+        parts = {id: part.on(where) for id, (_, part) in held.items()}
         tasks = (
             Task(
                 "train",
                 id,
-                models={"model": Model(spec, part.take(mean.start))},
-                arrays=self.enclosed(id, spec, part, state, now),
+                models={"model": Model(spec, parts[id].take(mean.start))},
+                arrays=self.enclosed(id, spec, parts[id], state, now),
             )
-            for id, (spec, part) in held.items()
+            for id, (spec, _) in held.items()
         )
         return now.fold(tasks, mean, parts, weigh or partial(self.weigh, zoo=now.zoo)), parts
 

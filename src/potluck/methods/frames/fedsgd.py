@@ -27,5 +27,5 @@ def gradient(method: LocalTraining, task: Task, device: Device) -> Reply:
     model, rate = reply.models["model"], method.local.rate(device.round)
     arrays = dict(model.arrays or {})
     for name, slope in (fit.gradient or {}).items():
-        arrays[name] = arrays[name] - rate * slope.cpu()
+        arrays[name] = arrays[name] - rate * slope
     return replace(reply, models={"model": Model(model.spec, arrays)})

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from potluck.core import Arrays, Axis, Device, Dimension, Dimensions, Local, Model, Spec, Zoo
-from potluck.methods.through import hooked
+from potluck.methods.frames.through import hooked
 
 SIMILAR = 3
 """Devices whose units are recommended to one."""
@@ -19,7 +19,7 @@ SIMILAR = 3
 
 def top(scores: Tensor, count: int) -> Tensor:
     """Truth values: whether each is among the `count` highest; of equal ones the first."""
-    found = torch.zeros(len(scores), dtype=torch.bool)
+    found = torch.zeros_like(scores, dtype=torch.bool)
     found[scores.argsort(descending=True, stable=True)[:count]] = True
     return found
 
@@ -39,13 +39,14 @@ def taylor(model: Model, device: Device) -> dict[str, Tensor]:
     still = Local(lr=0.0, steps=1, batch=max(len(device.data), 1))
     found = device.fit(device.build(model), device.data, still, want_gradient=True).gradient or {}
     arrays = model.arrays or {}
-    values = {name: arrays[name] * gradient.cpu() for name, gradient in found.items()}
+    values = {name: arrays[name] * gradient for name, gradient in found.items()}
     return unit_scores(values, device.zoo.axes(model.spec), model.spec)
 
 
 def unit_scores(values: Arrays, axes: Mapping[str, Dimensions], spec: Spec) -> dict[str, Tensor]:
     """For each unit of each group: |sum of its rows' values|, added over all tensors whose rows are its group's."""
-    totals = {group: torch.zeros(size) for group, size in spec.sizes.items()}
+    where = next((value.device for value in values.values()), None)
+    totals = {group: torch.zeros(size, device=where) for group, size in spec.sizes.items()}
     for name, value in values.items():
         for group, found in by_unit(rows(axes[name]), value).items():
             totals[group] = totals[group] + found.abs()
@@ -88,11 +89,12 @@ def _axes(dimension: Dimension) -> tuple[Axis, ...]:
 def activity(net: nn.Module, device: Device, batch: int) -> dict[str, Tensor]:
     """For each unit, the sum of |what its layers say| over a client's data."""
     zoo = device.zoo
-    axes, totals = zoo.axes(zoo.full), {group: torch.zeros(size) for group, size in zoo.full.sizes.items()}
+    axes, where = zoo.axes(zoo.full), next(net.parameters()).device
+    totals = {group: torch.zeros(size, device=where) for group, size in zoo.full.sizes.items()}
 
     def heard(name: str, _: nn.Module, __: Any, said: Tensor) -> None:
         units = -1 if len(zoo.shapes(zoo.full)[name][0]) == 2 else 1
-        for group, found in by_unit(rows(axes[name]), said.abs().movedim(units, 0).cpu()).items():
+        for group, found in by_unit(rows(axes[name]), said.abs().movedim(units, 0)).items():
             totals[group] += found
 
     with hooked(net, {layer(name): partial(heard, name) for name in prunable(zoo.full, zoo) if rows(axes[name])}):

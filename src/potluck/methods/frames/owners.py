@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from torch import Tensor
 
 from potluck.core import Client, Reply, Spec, Zoo
-from potluck.methods.averaging import Averaging
+from potluck.methods.frames.averaging import Averaging
 from potluck.parts import Part
 
 

@@ -68,4 +68,4 @@ def unpacked(arrays: Arrays, masks: Arrays) -> Arrays:
 
 def spread(values: Tensor, mask: Tensor) -> Tensor:
     """Values put where the mask is on; zero, or no, elsewhere."""
-    return torch.zeros(mask.shape, dtype=values.dtype).masked_scatter_(mask, values)
+    return torch.zeros_like(mask, dtype=values.dtype).masked_scatter_(mask, values)

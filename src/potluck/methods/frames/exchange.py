@@ -16,6 +16,7 @@ from potluck.core import (
     Device,
     Examples,
     Expected,
+    Facts,
     Fit,
     Loss,
     Model,
@@ -27,7 +28,7 @@ from potluck.core import (
     Zoo,
 )
 from potluck.learn import predicted, told
-from potluck.methods.averaging import classes
+from potluck.methods.frames.averaging import classes
 from potluck.methods.local import Local
 
 
@@ -44,6 +45,8 @@ class Exchange(Local):
 
     rows: int | None = None
     """Public rows that a round is about, drawn anew each time; None: all of them."""
+
+    facts = Facts(networks="any", public="inputs", memory=True)
 
     def __post_init__(self) -> None:
         refuse_below(self, rows=1)
@@ -107,6 +110,8 @@ class Exchange(Local):
 @dataclass(frozen=True)
 class ServerTaught(Exchange):
     """An exchange in which the server has a model too: the full network. Clients' models are theirs."""
+
+    facts = Facts(networks="any", public="inputs", memory=True, larger=True)
 
     def init(self, zoo: Zoo, rng: torch.Generator) -> Any:
         return Taught(zoo.fresh(zoo.full, rng))

@@ -1,0 +1,30 @@
+"""What a method needs of a federation and what it allows: the facts by which one chooses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Declared by every method, under its settings, as `facts`; the contract suite holds each to its word."""
+
+    networks: Literal["one", "width", "depth", "any"] = "one"
+    """What devices may train: all the same network; narrow or shallow parts of one; networks of any architecture."""
+    public: Literal["none", "inputs", "labels"] = "none"
+    """Public rows that it needs: none; rows without labels; labelled ones."""
+    memory: bool = False
+    """Whether clients keep something from round to round."""
+    larger: bool = False
+    """Whether the server's model may be larger than any client's, and is trained all over."""
+    sums: bool = True
+    """Whether the server needs no more than sums over clients of what they upload, as secure aggregation gives."""
+    bound: bool = False
+    """Whether it is a reference that ignores what devices can carry: shown beside the others, never ranked."""
+
+
+def facts_of(method: object) -> Facts | None:
+    """What a method (under its settings) declares; None where it declares nothing."""
+    found = getattr(method, "facts", None)
+    return found if isinstance(found, Facts) else None
