@@ -204,3 +204,33 @@ def test_a_variant_that_cannot_be_is_refused_before_the_first_run(tmp_path):
         with pytest.raises(SettingsError, match=said):
             compare(tiny(compare={"variants": changes}), tmp_path, [{"name": "alllarge"}], [0], lambda *_: Listener())
     assert not list(tmp_path.iterdir())
+
+
+def test_a_method_runs_only_under_the_variants_that_name_it(tmp_path):
+    wide = {"wide": ["tier=[{name = 'small', width = 0.5}, {name = 'large'}]"], "deep": []}
+    found = tiny(rounds=1, compare={"variants": wide, "only": {"wide": ["heterofl"], "deep": ["fedprox", "alllarge"]}})
+    methods = [{"name": "alllarge"}, {"name": "heterofl"}, {"name": "fedprox", "share": "layerwise"}]
+    results = compare(found, tmp_path, methods, [0], lambda *_: Listener())
+    folders = ["heterofl_wide-s0", "alllarge_deep-s0", "fedprox_share=layerwise_deep-s0"]
+    assert [result.folder.name for result in results] == folders
+
+
+def test_a_method_that_would_run_nowhere_is_refused_and_so_is_a_variant_that_is_none(tmp_path):
+    found = tiny(compare={"variants": {"deep": []}, "only": {"deep": ["fedprox"]}})
+    with pytest.raises(
+        SettingsError, match=r"'alllarge' runs under no variant; add it to one of the lists of compare\.only"
+    ):
+        compare(found, tmp_path, [{"name": "fedprox"}, {"name": "alllarge"}], [0], lambda *_: Listener())
+    with pytest.raises(SettingsError, match=r"compare\.only speaks of 'shallow', which is none of compare\.variants"):
+        tiny(compare={"variants": {"deep": []}, "only": {"shallow": ["fedprox"]}})
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_manifest_holds_what_the_method_declares(compared):
+    _, results = compared
+    facts = [read_run(result.folder).manifest["facts"] for result in results[:3]]
+    assert [(fact["networks"], fact["memory"], fact["bound"]) for fact in facts] == [
+        ("any", False, False),
+        ("one", False, True),
+        ("any", True, False),
+    ]

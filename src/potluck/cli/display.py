@@ -61,17 +61,19 @@ def told(scores: Mapping[str, Any] | None, totals: Mapping[str, float]) -> str:
     if scores:
         whole, metric = scores.get("global"), scores.get("metric", "accuracy")
         if whole:
-            words.append(f"{metric} {_share(whole['test'][metric])}")
+            words.append(f"{metric} {_share(whole['test'][metric], metric)}")
         elif scores.get("clients"):
-            words.append(f"clients' mean {_share(scores['clients']['mean'])}")
+            words.append(f"clients' mean {_share(scores['clients']['mean'], metric)}")
         for name, tier in scores["tiers"].items():
             shown = (tier.get("test") or {}).get(metric, (tier.get("clients") or {}).get("mean"))
-            words.append(f"{name} {_share(shown)}")
+            words.append(f"{name} {_share(shown, metric)}")
     return "  ".join([*words, size(totals.get("bytes_down", 0) + totals.get("bytes_up", 0))])
 
 
-def _share(value: float | None) -> str:
-    return "none" if value is None else f"{value:.1%}"
+def _share(value: float | None, metric: str) -> str:
+    from potluck.report import Measure
+
+    return "none" if value is None else Measure.named(metric).written(value).replace(" ", "")
 
 
 def size(count: float) -> str:

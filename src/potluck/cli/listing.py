@@ -18,13 +18,14 @@ def rows(what: str) -> list[dict[str, Any]]:
 
 
 def _methods() -> list[dict[str, Any]]:
-    from potluck.core import settings
+    from potluck.core import facts_of, settings
     from potluck.methods import METHODS
 
     return [
         {
             "name": name,
             "about": _first_line(kind),
+            "facts": asdict(told) if (told := facts_of(kind())) else {},
             "settings": {k: v for k, v in settings(kind()).items() if k != "local"},
         }
         for name, kind in METHODS.items()
@@ -57,6 +58,8 @@ def _profiles() -> list[dict[str, Any]]:
 
 def shown(what: str, found: list[dict[str, Any]]) -> list[dict[str, str]]:
     """The rows with figures in units that people read."""
+    if what == "methods":
+        return [_method(row) for row in found]
     if what != "profiles":
         return [{key: _cell(value) for key, value in row.items()} for row in found]
     return [
@@ -69,6 +72,12 @@ def shown(what: str, found: list[dict[str, Any]]) -> list[dict[str, str]]:
         }
         for row in found
     ]
+
+
+def _method(row: dict[str, Any]) -> dict[str, str]:
+    from potluck.report import in_words
+
+    return {**{key: _cell(value) for key, value in row.items()}, "facts": in_words(row["facts"])}
 
 
 def _cell(value: Any) -> str:

@@ -13,6 +13,8 @@ from potluck.report.figures import charts, figure, legend, section
 from potluck.report.headline import state
 from potluck.report.histogram import local_section
 from potluck.report.markup import Markup, fold, join, table, tag
+from potluck.report.measure import Measure, measure
+from potluck.report.needs import needs_section
 from potluck.report.picking import mapping, number, text
 from potluck.report.records import Curve, Line, Run
 from potluck.report.scale import Axis
@@ -27,11 +29,12 @@ from potluck.report.summary import (
     groups,
     mean_sd,
     metric,
+    ranked,
     rounds_to,
     tier_names,
 )
 from potluck.report.sweep import sweep_section
-from potluck.report.units import count, duration, energy, percent, plus_minus, reached, size, size_unit, time_unit, work
+from potluck.report.units import count, duration, energy, reached, size, size_unit, time_unit, work
 from potluck.report.verdict import LEVEL, lead, verdict
 
 Painted = list[tuple[Series, list[Run]]]
@@ -49,6 +52,7 @@ def body(runs: Sequence[Run], page: File) -> Markup:
         sweep_section(runs),
         _score_table(runs, tiers),
         _cost_table(runs),
+        needs_section(compare_rows(runs)),
         section("Learning", _scope(painted, charts(overall, *small, small=len(small) > 3 or len(small) % 3 == 2))),
         local_section(painted),
         section(f"What {metric(*runs)} costs", _scope(painted, charts(*prices)), _target_table(painted)),
@@ -76,27 +80,27 @@ def _verdict(runs: Sequence[Run]) -> Markup | None:
 
 
 def _score_table(runs: Sequence[Run], tiers: Sequence[str]) -> Markup:
-    rows = compare_rows(runs)
+    rows, judge = compare_rows(runs), measure(*runs)
     local = ["local"] * any(_mean(row["local"]) is not None for row in rows)
-    columns = [_column(rows, partial(_plain, key)) for key in ("global", *local)]
-    columns += [_column(rows, partial(_tier_share, name)) for name in tiers]
-    columns += [_column(rows, partial(_plain, key)) for key in ("clients", "worst", "best")]
+    columns = [_column(judge, rows, partial(_plain, key)) for key in ("global", *local)]
+    columns += [_column(judge, rows, partial(_tier_share, name)) for name in tiers]
+    columns += [_column(judge, rows, partial(_plain, key)) for key in ("clients", "worst", "best")]
     starts = [[text(row["label"]) + _dagger(row), count(number(row["runs"]))] for row in rows]
     lines = [[*start, *cells] for start, *cells in zip(starts, *columns, strict=True)]
     head = ["", "runs", "global", *local, *tiers, "client mean", "worst tenth", "by validation"]
-    what = metric(*runs)
-    notes = [
-        f"Final {what} in %, mean ± standard deviation over seeds (a single seed has no deviation); green: highest."
-    ]
+    what = judge.words
+    spread = "mean ± standard deviation over seeds (a single seed has no deviation)"
+    notes = [f"Final {what}{judge.unit}, {spread}; green: highest."]
     notes += [f"“By validation” is the {what} at the round that validation would have chosen."]
     notes += ["Local: the shared model on each client's own examples and classes, mean over clients."] * len(local)
-    notes += ["† Scored by its clients, each on its own examples."] * any(map(_dagger, rows))
+    notes += ["† Scored by its clients, each on its own examples."] * any("†" in _dagger(row) for row in rows)
+    notes += ["‡ A bound that ignores what devices can carry: not ranked."] * any(row["bound"] for row in rows)
     kind = "many" if len(head) > 8 else ""
     return join(tag("h2", capital(what)), table(head, lines, kind=kind), tag("p", " ".join(notes), class_="note"))
 
 
 def _dagger(row: Row) -> str:
-    return " †" if row["scored_on"] == "clients" else ""
+    return " †" * (row["scored_on"] == "clients") + " ‡" * bool(row["bound"])
 
 
 def _plain(key: str, row: Row) -> object:
@@ -107,12 +111,11 @@ def _tier_share(name: str, row: Row) -> object:
     return mapping(row["tiers"]).get(name)
 
 
-def _column(rows: list[Row], pick: Callable[[Row], object]) -> list[str]:
-    """A column's cells, the highest marked; methods without a shared model are not ranked against those with one."""
-    ranked = [row for row in rows if row["scored_on"] == "test"] or rows
-    best = lead({text(row["label"]): pick(row) for row in ranked})
+def _column(judge: Measure, rows: list[Row], pick: Callable[[Row], object]) -> list[str]:
+    """A column's cells, the highest marked; bounds are not ranked, nor is what clients score against a shared model."""
+    best = lead({text(row["label"]): pick(row) for row in ranked(rows)})
     winner = best.label if best and best.margin >= LEVEL else None
-    cells = ((row["label"] == winner, _share(pick(row))) for row in rows)
+    cells = ((row["label"] == winner, _share(judge, pick(row))) for row in rows)
     return [tag("span", cell, class_="best") if won else cell for won, cell in cells]
 
 
@@ -138,9 +141,9 @@ def _mean(summary: object) -> float | None:
     return number(mapping(summary).get("mean"))
 
 
-def _share(summary: object) -> str:
-    """In percent, which the table says once for all its cells."""
-    return plus_minus(_mean(summary), number(mapping(summary).get("sd"))).removesuffix(" %")
+def _share(judge: Measure, summary: object) -> str:
+    """Without a unit, which the table says once for all its cells."""
+    return judge.bare(_mean(summary), number(mapping(summary).get("sd")))
 
 
 def _curve_figure(caption: str, painted: Painted, curve: Callable[[Run], Curve]) -> Markup:
@@ -207,7 +210,7 @@ def _target_table(painted: Painted) -> Markup:
         for series, runs in painted
     ]
     note = "First scored round at or above the target, mean over the runs that reached it."
-    head = ["", *(percent(target, 0) for target in TARGETS)]
+    head = ["", *(measure(*_runs(painted)).written(target, 0) for target in TARGETS)]
     return join(tag("h3", "Rounds to a target"), tag("p", note, class_="note"), table(head, rows))
 
 
@@ -217,7 +220,7 @@ def _run(run: Run, page: File) -> Markup:
     link = None
     if own.exists() and own.resolve() != page.resolve():
         link = tag("p", tag("a", "The full report of this run", href=_address(own, page)))
-    score = percent(run.curve.final.score) if run.curve.final else "no scores yet"
+    score = measure(run).written(run.curve.final.score) if run.curve.final else "no scores yet"
     return fold(f"{run.name}: {run.label}{seed} ({run.status}, {score})", state(run), link, brief(run))
 
 

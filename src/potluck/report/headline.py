@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from potluck.report.figures import card, cards
 from potluck.report.markup import Markup, table, tag
+from potluck.report.measure import Measure, measure
 from potluck.report.records import Curve, Run, Tier, Totals
-from potluck.report.summary import WORDS, capital, metric
-from potluck.report.units import GAP, count, duration, energy, percent, plus_minus, size, work
+from potluck.report.summary import capital, metric
+from potluck.report.units import GAP, count, duration, energy, size, work
 
 
 def state(run: Run) -> Markup:
@@ -39,19 +40,19 @@ def numbers(run: Run) -> Markup:
 
 
 def _score(run: Run) -> Markup:
-    curve, what = run.curve, metric(run)
+    curve, judge = run.curve, measure(run)
+    what = judge.words
     final, best = curve.final, curve.best
     title = f"{capital(what)}, mean over clients" if curve.on_clients else f"Test {what}"
     after = f"after round {final.round}" if final else "no scores yet"
-    chosen = (
-        f"{percent(best.score)} at round {best.round}, chosen by validation" if best and best.score is not None else ""
-    )
-    return card(title, percent(final.score if final else None), after, chosen, _local(curve))
+    known = best is not None and best.score is not None
+    chosen = f"{judge.written(best.score)} at round {best.round}, chosen by validation" if best and known else ""
+    return card(title, judge.written(final.score if final else None), after, chosen, _local(curve, judge))
 
 
-def _local(curve: Curve) -> str:
+def _local(curve: Curve, judge: Measure) -> str:
     mean = curve.local.local.mean if curve.local else None
-    return f"local: {percent(mean)}, each client's own examples and classes" if mean is not None else ""
+    return f"local: {judge.written(mean)}, each client's own examples and classes" if mean is not None else ""
 
 
 def _clients(run: Run) -> Markup:
@@ -60,8 +61,8 @@ def _clients(run: Run) -> Markup:
         return card("Clients", count(run.clients), f"no {metric(run)} per client recorded")
     return card(
         "Spread over clients",
-        plus_minus(spread.mean, spread.sd),
-        f"worst tenth {percent(spread.worst)}",
+        measure(run).spread(spread.mean, spread.sd),
+        f"worst tenth {measure(run).written(spread.worst)}",
         f"{count(spread.count)} clients, each on its own examples",
     )
 
@@ -75,15 +76,15 @@ def tier_table(run: Run) -> Markup:
     """The score per tier, and over its clients."""
     head = ["", "clients", "parameters", "final", "by validation", "client mean ± sd", "worst tenth"]
     rows = [
-        _scores(tier.name, tier.clients, tier.parameters, tier.curve)
+        _scores(tier.name, tier.clients, tier.parameters, tier.curve, measure(run))
         for tier in run.tiers
         if tier.curve.points or tier.clients
     ]
-    rows.append(_scores(everyone(run.curve), run.clients, None, run.curve))
+    rows.append(_scores(everyone(run.curve), run.clients, None, run.curve, measure(run)))
     return table(head, rows)
 
 
-def _scores(name: str, clients: int | None, parameters: int | None, curve: Curve) -> list[str]:
+def _scores(name: str, clients: int | None, parameters: int | None, curve: Curve, judge: Measure) -> list[str]:
     final, best = curve.final, curve.best
     spread = final.clients if final else None
     mark = " †" if curve.on_clients else ""
@@ -91,10 +92,10 @@ def _scores(name: str, clients: int | None, parameters: int | None, curve: Curve
         name,
         count(clients),
         count(parameters) if parameters is not None else "",
-        percent(final.score if final else None) + mark,
-        percent(best.score if best else None),
-        plus_minus(spread.mean, spread.sd) if spread else GAP,
-        percent(spread.worst if spread else None),
+        judge.written(final.score if final else None) + mark,
+        judge.written(best.score if best else None),
+        judge.spread(spread.mean, spread.sd) if spread else GAP,
+        judge.written(spread.worst if spread else None),
     ]
 
 
@@ -109,8 +110,9 @@ def beside_table(run: Run) -> Markup | None:
     if run.metric == "accuracy" or not found:
         return None
     names = list(dict.fromkeys(name for _, beside in found for name in beside))
-    rows = [[name, *(percent(beside.get(score)) for score in names)] for name, beside in found]
-    return table(["beside it", *(WORDS.get(name, name).replace("f1 ", "F1 ") for name in names)], rows)
+    scores = {name: Measure.named(name) for name in names}
+    rows = [[name, *(scores[score].written(beside.get(score)) for score in names)] for name, beside in found]
+    return table(["beside it", *(score.words.replace("f1 ", "F1 ") for score in scores.values())], rows)
 
 
 def dagger(run: Run) -> Markup | None:

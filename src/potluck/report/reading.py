@@ -23,11 +23,12 @@ MOST = 1e15
 def read(folder: Path | str) -> Run:
     """Everything the report says about a run, from its folder alone."""
     found = read_run(Path(folder))
-    return assemble(found.path, found.manifest, found.settings, found.events(), found.scores)
+    run = assemble(found.path, found.manifest, found.settings, found.events(), found.scores)
+    return replace(run, features=found.features())
 
 
 def assemble(folder: Path, manifest: Json, settings: str, events: Iterable[Json], scores: Sequence[Json]) -> Run:
-    """One run out of the four things its folder holds."""
+    """One run out of the four things that every folder holds."""
     story = _story(events)
     tasks = list(story.tasks.values())
     name = text(manifest.get("name"), folder.name)

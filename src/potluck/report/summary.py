@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from potluck.report.measure import measure
+from potluck.report.needs import facts
 from potluck.report.records import Curve, Run
 
 TARGETS = (0.5, 0.8, 0.9, 0.95)
@@ -89,14 +91,9 @@ def _chosen(curve: Curve) -> float | None:
     return curve.best.score if curve.best else None
 
 
-WORDS = {"f1": "F1", "matthews": "Matthews correlation", "pearson": "Pearson correlation"}
-"""What scores are called, other than by their name."""
-
-
 def metric(*runs: Run) -> str:
     """What the score that runs are judged by is called; just that where they differ in it."""
-    names = {run.metric for run in runs}
-    return WORDS.get(name := names.pop(), name) if len(names) == 1 else "score"
+    return measure(*runs).words
 
 
 def capital(words: str) -> str:
@@ -110,13 +107,23 @@ def tier_names(runs: Iterable[Run]) -> list[str]:
 
 
 def compare_rows(runs: Sequence[Run]) -> list[Row]:
-    """One row per method: mean and sd over its seeds. Plain values throughout, so a row is JSON as it stands."""
-    return [_row(label, members) for label, members in groups(runs).items()]
+    """One row per method, bounds last: mean and sd over its seeds. Plain values throughout: a row is JSON as it is."""
+    return sorted((_row(label, members) for label, members in groups(runs).items()), key=lambda row: bool(row["bound"]))
+
+
+def ranked(rows: Sequence[Row]) -> list[Row]:
+    """The rows that may be set against each other: no bounds, and where some have a shared model only those."""
+    able = [row for row in rows if not row["bound"]]
+    return [row for row in able if row["scored_on"] == "test"] or able
 
 
 def _row(label: str, runs: list[Run]) -> Row:
+    declared = facts(runs)
     return {
         "label": label,
+        "variant": runs[0].variant,
+        "facts": dict(declared),
+        "bound": declared.get("bound") is True,
         "runs": len(runs),
         "seeds": [run.seed for run in runs],
         "unfinished": sum(run.status != "done" for run in runs),
@@ -132,6 +139,7 @@ def _row(label: str, runs: list[Run]) -> Row:
         },
         "clients": mean_sd(run.curve.final.clients.mean if run.curve.final else None for run in runs),
         "worst": mean_sd(run.curve.final.clients.worst if run.curve.final else None for run in runs),
+        "rounds_to": {str(target): mean_sd(rounds_to(run, target) for run in runs) for target in TARGETS},
         "bytes_down": mean_sd(run.totals.bytes_down for run in runs),
         "bytes_up": mean_sd(run.totals.bytes_up for run in runs),
         "bytes": mean_sd(run.totals.bytes for run in runs),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
+from potluck.report.measure import Measure, measure
+from potluck.report.needs import KEY, NEEDS, needed
 from potluck.report.picking import mapping, number, text
 from potluck.report.records import Curve, Run, Totals
-from potluck.report.summary import Row, compare_rows, metric, tier_names
-from potluck.report.units import GAP, count, duration, energy, percent, plus_minus, size
+from potluck.report.summary import TARGETS, Row, compare_rows, metric, tier_names
+from potluck.report.units import GAP, count, duration, energy, short, size, work
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
 
 NAME, NUMBER = 12, 5
 """The least width of the first column and of the others."""
+TARGET = TARGETS[1]
+"""The score to which rounds are counted."""
 
 
 def run_table(run: Run) -> Table:
@@ -27,46 +32,94 @@ def run_table(run: Run) -> Table:
     )
     for tier in run.tiers:
         sums = _sums(tier.totals, tier.totals.modelled_seconds)
-        table.add_row(*_plain([tier.name, _score(tier.curve), count(tier.clients), count(tier.parameters), *sums]))
+        table.add_row(
+            *_plain([tier.name, _score(tier.curve, measure(run)), count(tier.clients), count(tier.parameters), *sums])
+        )
     table.add_section()
     sums = _sums(run.totals, run.device_seconds)
     table.add_row(
-        *_plain(["all clients" if run.curve.on_clients else "global", _score(run.curve), count(run.clients), "", *sums])
+        *_plain(
+            [
+                "all clients" if run.curve.on_clients else "global",
+                _score(run.curve, measure(run)),
+                count(run.clients),
+                "",
+                *sums,
+            ]
+        )
     )
     table.caption = "* modelled; a tier's time is summed over its devices, the last row's over each round's slowest"
     return table
 
 
 def compare_table(runs: Sequence[Run], width: int | None = None) -> Table:
-    """Several runs: a row per method, mean ± sd over its seeds.
+    """Several runs: a row per method, mean ± sd over its seeds; bounds apart, after a line.
 
-    As many columns as `width` characters hold (by default those of the terminal): where the tiers do not fit they
-    are first shown without their spread, then as one range from the lowest to the highest.
+    As many columns as `width` characters hold (by default those of the terminal). What methods need is left out first,
+    then rounds to a target and computing; where the tiers do not fit either, they are shown without their spread, and
+    at last as one range from the lowest to the highest.
     """
-    room = width or get_terminal_size().columns
-    tiers, rows = tier_names(runs), compare_rows(runs)
+    room, judge = width or get_terminal_size().columns, measure(*runs)
+    rows = compare_rows(runs)
+    lines = _fitting(rows, tier_names(runs), judge, room)
     most = max((int(number(row["runs"]) or 0) for row in rows), default=0)
-    starts = [[_method(row, most), *_scores(rows, row)] for row in rows]
-    costs = [_costs(row) for row in rows]
-    title = f"Final test {metric(*runs)} in %" + (f", mean ± sd over {most} seeds" if most > 1 else "") + ", and cost"
-    heads: list[str] = []
-    lines: list[list[str]] = []
-    for heads, shares in _ways(tiers, rows):
-        lines = [["method", "global", *_local(rows), *heads, "bytes", "time*", "energy*"]]
-        lines += [[*start, *share, *cost] for start, share, cost in zip(starts, shares, costs, strict=True)]
-        if _needs(lines) <= room:
-            break
-    table = _table(title, lines[0])
-    for line in lines[1:]:
+    spread = f", mean ± sd over {most} seeds" if most > 1 else ""
+    table = _table(f"Final test {judge.words}{judge.unit}{spread}, and cost", lines[0])
+    for number_, (row, line) in enumerate(zip(rows, lines[1:], strict=True)):
+        if number_ and _kind(row) != _kind(rows[number_ - 1]):
+            table.add_section()
         table.add_row(*_plain(line))
-    table.caption = "* modelled; time of each round's slowest device, summed   † mean over clients"
-    if len(heads) < len(tiers):
-        table.caption = f"{heads[0]}: from the lowest to the highest\n{table.caption}"
+    table.caption = "\n".join(_captions(rows, lines[0]))
     return table
 
 
+def needs_table(runs: Sequence[Run], width: int | None = None) -> Table | None:
+    """What methods need and allow; nothing where none says so, or where the comparison's own table has it already."""
+    rows, room = compare_rows(runs), width or get_terminal_size().columns
+    told = [row for row in rows if mapping(row["facts"])]
+    if not told or NEEDS[0] in _fitting(rows, tier_names(runs), measure(*runs), room)[0]:
+        return None
+    table = _table("What methods need and allow", ["method", *NEEDS])
+    for row in told:
+        table.add_row(*_plain([text(row["label"]), *needed(row["facts"])]))
+    table.caption = KEY
+    return table
+
+
+def _fitting(rows: list[Row], tiers: list[str], judge: Measure, room: int) -> list[list[str]]:
+    """The head and the lines of the widest way to show a comparison in so many characters, or else the narrowest."""
+    most = max((int(number(row["runs"]) or 0) for row in rows), default=0)
+    lines: list[list[str]] = []
+    for (heads, shares), more, needs in product(_ways(tiers, rows, judge), (True, False), (True, False)):
+        if needs and not (more and any(mapping(row["facts"]) for row in rows)):
+            continue
+        head = ["method", "global", *_local(rows), *heads, *[_target(judge)] * more, *_cost_names(more)]
+        lines = [[*head, *NEEDS * needs]]
+        for row, share in zip(rows, shares, strict=True):
+            target = [_rounds(row)] * more
+            told = needed(row["facts"]) if needs else []
+            lines.append([_method(row, most), *_scores(rows, row, judge), *share, *target, *_costs(row, more), *told])
+        if _needs(lines) <= room:
+            break
+    return lines
+
+
+def _kind(row: Row) -> object:
+    """Rows of one kind stand together: those of a variant, and the bounds."""
+    return row["bound"] or row["variant"]
+
+
+def _captions(rows: list[Row], head: list[str]) -> Iterator[str]:
+    if folded := next((name for name in head if name.endswith(" tiers")), None):
+        yield f"{folded}: from the lowest to the highest"
+    bound = "   ‡ a bound, not ranked" if any(row["bound"] for row in rows) else ""
+    yield f"* modelled; time of each round's slowest device, summed   † mean over clients{bound}"
+    if NEEDS[0] in head:
+        yield KEY
+
+
 def _method(row: Row, most: int) -> str:
-    mark = " †" if row["scored_on"] == "clients" else ""
+    mark = " †" * (row["scored_on"] == "clients") + " ‡" * bool(row["bound"])
     return (
         text(row["label"]) + mark + (f" ({count(number(row['runs']))} of them)" if number(row["runs"]) != most else "")
     )
@@ -77,26 +130,40 @@ def _local(rows: list[Row]) -> list[str]:
     return ["local"] * any(_mean(row["local"]) is not None for row in rows)
 
 
-def _scores(rows: list[Row], row: Row) -> list[str]:
-    return [_share(row[key]) for key in ("global", *_local(rows))]
+def _scores(rows: list[Row], row: Row, judge: Measure) -> list[str]:
+    return [_share(row[key], judge) for key in ("global", *_local(rows))]
 
 
-def _costs(row: Row) -> list[str]:
-    return [size(_mean(row["bytes"])), duration(_mean(row["device_seconds"])), energy(_mean(row["joules"]))]
+def _target(judge: Measure) -> str:
+    return f"to {judge.written(TARGET, 0).replace(' ', '')}"
 
 
-def _ways(tiers: list[str], rows: list[Row]) -> Iterator[tuple[list[str], list[list[str]]]]:
+def _rounds(row: Row) -> str:
+    """Rounds until the target, of the runs that reached it."""
+    return short(_mean(mapping(row["rounds_to"]).get(str(TARGET))))
+
+
+def _cost_names(more: bool) -> list[str]:
+    return ["bytes", *["compute*"] * more, "time*", "energy*"]
+
+
+def _costs(row: Row, more: bool) -> list[str]:
+    computing = [work(_mean(row["flops"]))] * more
+    return [size(_mean(row["bytes"])), *computing, duration(_mean(row["device_seconds"])), energy(_mean(row["joules"]))]
+
+
+def _ways(tiers: list[str], rows: list[Row], judge: Measure) -> Iterator[tuple[list[str], list[list[str]]]]:
     """The tiers' columns, from the widest way to show them to the narrowest."""
     found = [[mapping(row["tiers"]).get(name) for name in tiers] for row in rows]
-    yield tiers, [[_share(one) for one in line] for line in found]
-    yield tiers, [[_share({"mean": _mean(one)}) for one in line] for line in found]
+    yield tiers, [[_share(one, judge) for one in line] for line in found]
+    yield tiers, [[_share({"mean": _mean(one)}, judge) for one in line] for line in found]
     if len(tiers) > 1:
-        yield [f"{len(tiers)} tiers"], [[_range([_mean(one) for one in line])] for line in found]
+        yield [f"{len(tiers)} tiers"], [[_range([_mean(one) for one in line], judge)] for line in found]
 
 
-def _range(means: list[float | None]) -> str:
+def _range(means: list[float | None], judge: Measure) -> str:
     known = [mean for mean in means if mean is not None]
-    return f"{100 * min(known):.1f} to {100 * max(known):.1f}" if known else GAP
+    return f"{judge.bare(min(known))} to {judge.bare(max(known))}" if known else GAP
 
 
 def _needs(lines: list[list[str]]) -> int:
@@ -134,8 +201,8 @@ def _plain(cells: list[str]) -> list[Text]:
     return [Text(cell) for cell in cells]
 
 
-def _score(curve: Curve) -> str:
-    return percent(curve.final.score if curve.final else None) + (" †" if curve.on_clients else "")
+def _score(curve: Curve, judge: Measure) -> str:
+    return judge.written(curve.final.score if curve.final else None) + (" †" if curve.on_clients else "")
 
 
 def _sums(totals: Totals, seconds: float | None) -> list[str]:
@@ -146,5 +213,5 @@ def _mean(summary: object) -> float | None:
     return number(mapping(summary).get("mean"))
 
 
-def _share(summary: object) -> str:
-    return plus_minus(_mean(summary), number(mapping(summary).get("sd"))).removesuffix(" %").replace(" ± ", "±")
+def _share(summary: object, judge: Measure) -> str:
+    return judge.bare(_mean(summary), number(mapping(summary).get("sd"))).replace(" ± ", "±")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from potluck.report.measure import Measure, measure
 from potluck.report.picking import mapping, number, text
 from potluck.report.records import Run
-from potluck.report.summary import Row, compare_rows, metric, tier_names
-from potluck.report.units import percent
+from potluck.report.summary import Row, compare_rows, ranked, tier_names
 
 LEVEL = 0.0005
 """Scores closer than this look the same in every table of the report."""
@@ -25,12 +25,14 @@ class Lead:
     sd: float
     """The larger spread over seeds of the two; 0 where there was one seed."""
 
-    @property
-    def by(self) -> str:
+    def told(self, judged: Measure) -> str:
+        """The winner and the margin, in words."""
+        with_ = f"{self.label} with {judged.written(self.mean)}"
         if self.margin < LEVEL:
-            return f"level with {self.behind}"
-        small = f", within the seeds' spread of ± {100 * self.sd:.1f}" if self.margin <= self.sd else ""
-        return f"{100 * self.margin:.1f} points above {self.behind}{small}"
+            return f"{with_}, level with {self.behind}"
+        within = f", within the seeds' spread of ± {judged.distance(self.sd).removesuffix(' points')}"
+        small = within if self.margin <= self.sd else ""
+        return f"{with_}, {judged.distance(self.margin)} above {self.behind}{small}"
 
 
 def verdict(runs: Sequence[Run]) -> list[str]:
@@ -41,13 +43,14 @@ def verdict(runs: Sequence[Run]) -> list[str]:
         return []
     if len({run.variant for run in runs}) > 1:  # other settings, not better methods
         return []
-    shared = [row for row in rows if row["scored_on"] == "test"]
-    ranked = shared or rows
+    able, judged = ranked(rows), measure(*runs)
     tiers = {
-        name: lead({text(row["label"]): mapping(row["tiers"]).get(name) for row in ranked}) for name in tier_names(runs)
+        name: lead({text(row["label"]): mapping(row["tiers"]).get(name) for row in able}) for name in tier_names(runs)
     }
-    overall = lead({text(row["label"]): row["global"] for row in ranked})
-    return [*_overall(overall, metric(*runs)), *_by_tier(tiers), *_cautions(rows, ranked, runs)]
+    overall = lead({text(row["label"]): row["global"] for row in able})
+    best = [f"Best final {judged.words}: {overall.told(judged)}."] if overall else []
+    best += [f"On {name}: {found.told(judged)}." for name, found in tiers.items() if found]
+    return [*best, *_cautions(rows, able, runs)]
 
 
 def lead(summaries: dict[str, object]) -> Lead | None:
@@ -63,17 +66,11 @@ def lead(summaries: dict[str, object]) -> Lead | None:
     return Lead(first[1], first[0], second[1], first[0] - second[0], max(first[2], second[2]))
 
 
-def _overall(best: Lead | None, what: str) -> list[str]:
-    return [f"Best final {what}: {best.label} with {percent(best.mean)}, {best.by}."] if best else []
-
-
-def _by_tier(tiers: dict[str, Lead | None]) -> list[str]:
-    return [f"On {name}: {best.label} with {percent(best.mean)}, {best.by}." for name, best in tiers.items() if best]
-
-
-def _cautions(rows: list[Row], ranked: list[Row], runs: Sequence[Run]) -> list[str]:
+def _cautions(rows: list[Row], able: list[Row], runs: Sequence[Run]) -> list[str]:
     found = []
-    left_out = [text(row["label"]) for row in rows if row not in ranked]
+    if bounds := [text(row["label"]) for row in rows if row["bound"]]:
+        found.append(f"Not ranked: {', '.join(bounds)}, a bound that ignores what devices can carry.")
+    left_out = [text(row["label"]) for row in rows if row not in able and not row["bound"]]
     if left_out:
         found.append(f"Not ranked: {', '.join(left_out)}, scored by its clients and not on the shared test set.")
     done = sorted({run.done for run in runs})

@@ -28,8 +28,8 @@ def compare(
 ) -> list[Result]:
     """Runs several methods over several seeds on the same data, clients and cohorts; each in its own folder.
 
-    Where the experiment has variants, every method runs under each of them. A run that is already there and done is not
-    run again; one that was stopped is resumed.
+    Where the experiment has variants, every method runs under each of them, or under those whose `only` names it. A run
+    that is already there and done is not run again; one that was stopped is resumed.
     """
     plans = _plans(experiment, methods, list(seeds))
     results = []
@@ -52,14 +52,28 @@ def _plans(
     for variant, changes in (experiment.compare.variants or {"": ()}).items():
         where = f"compare.variants '{variant}'"
         base = dataclasses.replace(door.changed(experiment, changes, where), variant=variant) if variant else experiment
-        for method in methods:
+        chosen = [method for method in methods if _runs_under(variant, method, experiment)]
+        for method in chosen:
             door.method(method, base.local, "methods")
         for seed in seeds:
-            found += [(_label(method, variant), base.with_method(method, seed)) for method in methods]
+            found += [(_label(method, variant), base.with_method(method, seed)) for method in chosen]
+    _refuse_idle(methods, [one for _, one in found])
     folders = {(slug(label), one.seed) for label, one in found}
     if len(folders) < len(found):
         raise SettingsError("two runs of this comparison would have the same name; name each variant in its own way.")
     return found
+
+
+def _runs_under(variant: str, method: Mapping[str, Any], experiment: Experiment) -> bool:
+    only = experiment.compare.only
+    return variant not in only or method["name"] in only[variant]
+
+
+def _refuse_idle(methods: Sequence[Mapping[str, Any]], found: Sequence[Experiment]) -> None:
+    """Refuses a method that would run under no variant."""
+    ran = {str(one.method["name"]) for one in found}
+    if idle := [str(method["name"]) for method in methods if method["name"] not in ran]:
+        raise SettingsError(f"method '{idle[0]}' runs under no variant; add it to one of the lists of compare.only.")
 
 
 def _run_or_resume(experiment: Experiment, path: Path, watch: Watch) -> Result:

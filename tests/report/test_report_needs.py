@@ -1,0 +1,118 @@
+"""What a comparison says besides scores: what methods need, which are bounds, and the unit of a score."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from made_runs import made_run, manifest, task, write_folder
+from rich.console import Console
+
+from potluck.report import (
+    Measure,
+    Run,
+    compare_rows,
+    compare_table,
+    needs_table,
+    read,
+    run_table,
+    verdict,
+    write_report,
+)
+from potluck.report.needs import in_words, needed
+
+PLAIN = {"networks": "one", "public": "none", "memory": False, "larger": False, "sums": True, "bound": False}
+
+
+def shown(table: object, width: int) -> str:
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
+
+def folder(path: Path, score: float, metric: str = "accuracy", **facts: object) -> Run:
+    label = facts.pop("label", path.name)
+    line = {"round": 4, "metric": metric, "global": {"test": {metric: score}}, "clients": {"mean": score, "sd": 0.05}}
+    event = task(1, "c0", "watch", bytes_down=1000, bytes_up=1000, modelled_flops=5e9)
+    declared = {**PLAIN, **facts}
+    return read(write_folder(path, manifest(str(label), facts=declared), [event], [line]))
+
+
+def three(path: Path) -> Sequence[Run]:
+    return [
+        folder(path / "AllLarge", 0.99, bound=True),
+        folder(path / "FedRolex", 0.8, networks="width", larger=True),
+        folder(path / "FedMD", 0.7, networks="any", public="labels", memory=True, sums=False),
+    ]
+
+
+def test_facts_read_as_words_and_as_cells() -> None:
+    facts = {"networks": "any", "public": "labels", "memory": True, "larger": True, "sums": False}
+    assert needed(facts) == ["any", "labels", "yes", "yes", ""]
+    assert in_words(facts) == "any networks, public labels, memory, larger server"
+    assert in_words(PLAIN) == "one network, secure sums"
+    assert needed(None) == ["—"] * 5
+
+
+def test_a_bound_comes_last_and_is_not_ranked(tmp_path: Path) -> None:
+    runs = three(tmp_path)
+    assert [row["label"] for row in compare_rows(runs)] == ["FedRolex", "FedMD", "AllLarge"]
+    assert verdict(runs)[0] == "Best final accuracy: FedRolex with 80.0 %, 10.0 points above FedMD."
+    assert "Not ranked: AllLarge, a bound that ignores what devices can carry." in verdict(runs)
+    page = write_report([run.folder for run in runs], tmp_path / "page.html").read_text()
+    assert '<span class="best">80.0</span>' in page
+    assert "AllLarge ‡" in page
+
+
+def test_a_wide_terminal_shows_what_methods_need_beside_what_they_cost(tmp_path: Path) -> None:
+    runs = three(tmp_path)
+    lines = shown(compare_table(runs, 140), 140).splitlines()
+    assert lines[1].split()[-5:] == ["networks", "public", "memory", "larger", "secure"]
+    assert "to 80% bytes compute* time* energy*" in " ".join(lines[1].split())
+    assert " ".join(lines[3].split()) == "FedRolex 80.0 4 2 kB 5 GFLOP — 0 J width yes yes"
+    assert lines[4].split()[-3:] == ["any", "labels", "yes"]
+    assert lines[5].strip() == ""  # the bound stands apart
+    assert lines[6].startswith("AllLarge ‡")
+    assert needs_table(runs, 140) is None
+
+
+def test_a_narrow_terminal_shows_what_methods_need_in_a_table_of_its_own(tmp_path: Path) -> None:
+    runs = three(tmp_path)
+    assert "networks" not in shown(compare_table(runs, 80), 80)
+    table = needs_table(runs, 80)
+    assert table is not None
+    lines = shown(table, 80).splitlines()
+    assert lines[3].split() == ["FedRolex", "width", "yes", "yes"]
+    assert max(map(len, lines)) <= 80
+
+
+def test_runs_that_declare_nothing_have_no_such_table(tmp_path: Path) -> None:
+    runs = [read(made_run(tmp_path / name, name, rounds=1)) for name in "ab"]
+    assert needs_table(runs, 80) is None
+    assert "networks" not in shown(compare_table(runs, 160), 160)
+    assert "need and allow" not in write_report([run.folder for run in runs], tmp_path / "p.html").read_text()
+
+
+def test_correlations_are_plain_numbers_everywhere(tmp_path: Path) -> None:
+    runs = [folder(tmp_path / name, score, "matthews") for name, score in (("A", 0.5), ("B", -0.25))]
+    assert verdict(runs) == ["Best final Matthews correlation: A with 0.500, 0.750 above B."]
+    assert shown(compare_table(runs, 120), 120).splitlines()[0].startswith("Final test Matthews correlation, and cost")
+    assert "0.500" in shown(run_table(runs[0]), 120)
+    for chosen in (runs[:1], runs):
+        page = write_report([run.folder for run in chosen], tmp_path / "page.html").read_text()
+        assert "0.500" in page
+        assert "50.0" not in page
+
+
+def test_a_measure_says_its_unit() -> None:
+    share, correlation = Measure.named("f1"), Measure.named("pearson")
+    assert (share.words, share.unit, share.written(0.931), share.bare(0.9, 0.012)) == (
+        "F1",
+        " in %",
+        "93.1 %",
+        "90.0 ± 1.2",
+    )
+    assert (correlation.words, correlation.unit, correlation.written(0.931)) == ("Pearson correlation", "", "0.931")
+    assert (correlation.spread(0.9, 0.012), correlation.written(0.8, 0)) == ("0.900 ± 0.012", "0.80")
+    assert correlation.written(None) == "—"
