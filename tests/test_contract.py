@@ -12,8 +12,8 @@ from functools import cache
 import pytest
 import torch
 
-from potluck.core import SERVER, Client, Model, Round, digest, settings, stream
-from potluck.engines import Desk, Serial
+from potluck.core import SERVER, Client, Examples, Model, Round, SettingsError, digest, settings, stream
+from potluck.engines import ENGINES, Desk, Graphs, Serial
 from potluck.methods import METHODS
 from potluck.run import assemble, door, experiment, resume, run
 
@@ -45,6 +45,7 @@ VARIANTS = [
     Case("fedin", (("combine", "steps"), ("exclude_self", True))),
     Case("inclusivefl", (("profile", "code"),)),
     Case("inclusivefl", (("source", "pre"), ("share_layers", False))),
+    Case("inclusivefl", (("private", "head"),)),
     Case("scaffold", (("share", "layerwise"), ("variate", "start"))),
     Case("scaffold", (("share", "per_arch"), ("variate", "mean"))),
     Case("fednova", (("share", "layerwise"), ("mu", 0.1))),
@@ -59,6 +60,8 @@ VARIANTS = [
     Case("fedgems", (("rows", 12), ("exclude", True))),
     Case("fedgems", (("select", False),)),
     Case("fedet", (("weighting", "uniform"),)),
+    Case("moss", (("prom", False), ("fidelity", "flat"))),
+    Case("moss", (("proxy_sync", False), ("meta_persist", False), ("fidelity", "equal"))),
 ]
 CASES = [*(Case(name) for name in METHODS), *VARIANTS]
 
@@ -100,7 +103,9 @@ DEGENERATES = {
     "fedrolex": Neutral({"weighting": "samples", "label_mask": False, "step": 0}),
     "fjord": Neutral({"widths": [1.0], "distill": False}),
     "fedin": Neutral({"mu": 0.0, "lend": 0}),
-    "inclusivefl": Neutral({"profile": "paper", "server": {"name": "replace"}, "weighting": "samples"}),
+    "inclusivefl": Neutral(
+        {"profile": "paper", "server": {"name": "replace"}, "weighting": "samples", "private": "none"}
+    ),
     "lotteryfl": Neutral({"threshold": 2.0, "weighting": "samples", "label_mask": False}, 1e-6),
     "hermes": Neutral({"threshold": 2.0, "sparsity": 0.0, "weighting": "samples"}),
     "tailorfl": Neutral({"weighting": "samples"}),
@@ -111,6 +116,7 @@ DEGENERATES = {
     "dsfl": "models live on the clients, and only answers cross the wire",
     "fedgems": "models live on the clients, and only scores cross the wire",
     "fedet": Neutral({"teach": {"steps": 0}}),
+    "moss": Neutral({"identity_shortcut": True}),
 }
 PUBLIC = 40
 """Public rows, of ten classes, for methods that need them."""
@@ -119,8 +125,11 @@ STILL = {
     "dsfl": {"distils": 0},
     "fedgems": {"passes": 0},
     "fedet": {"teach": {"steps": 0}},
+    "moss": {"wire": {"epochs": 0}},
 }
 """Settings under which a server that trains does not."""
+QUICK = {"moss": {"wire": {"epochs": 1}}}
+"""Settings under which a server that trains much trains less."""
 SPOKEN = {
     "fedmd": {"answer": "up", "digest": "down"},
     "dsfl": {"train": "up", "distil": "down"},
@@ -143,7 +152,7 @@ def plain(case, **changes):
         "data": {"clients": 9, "partition": "dirichlet", "alpha": 0.5, "public": PUBLIC * (case.name in SPEAKING)},
         "model": {"name": "mlp", "hidden": 8, "depth": 3},
         "tier": NARROW if case.name in BY_WIDTH else SHALLOW,
-        "method": case.method,
+        "method": {**QUICK.get(case.name, {}), **case.method},
         "local": {"lr": 0.1, "epochs": 1, "batch": 16},
         "score": {"every": 2, "clients": 3},
         "run": {"engine": "serial"},
@@ -156,7 +165,7 @@ NARROW = [{"name": name, "width": width} for name, width in (("small", 0.2), ("m
 BY_WIDTH = {"heterofl", "feddropout", "fedrolex", "fjord", *MASKED}
 """Methods whose tiers differ in width; the others' differ in depth."""
 EQUAL = [{"name": "everyone"}]
-SPEAKING = {*SPOKEN, "feddf", "fedet"}
+SPEAKING = {*SPOKEN, "feddf", "fedet", "moss"}
 """Methods that need public rows."""
 
 
@@ -282,6 +291,15 @@ def test_every_engine_gives_the_same_bits(case, ran, engine):
     assert other.weights_sha256 == reference.weights_sha256
     assert lines(other, "scores.jsonl") == lines(reference, "scores.jsonl")
     assert told(other) == told(reference)
+
+
+def test_steps_that_are_recorded_and_played_give_the_same_bits(case, ran, tmp_path, monkeypatch):
+    """The engine of GPUs, on a CPU: everything but the recording itself."""
+    reference = ran(case)
+    monkeypatch.setitem(ENGINES, "serial", Graphs)
+    made = run(experiment(plain(case)), tmp_path / "run")
+    assert made.weights_sha256 == reference.weights_sha256
+    assert lines(made, "scores.jsonl") == lines(reference, "scores.jsonl")
 
 
 def test_the_given_state_is_untouched(case):
@@ -488,3 +506,120 @@ def test_methods_meet_the_same_clients(ran):
 
     assert met("fedavg") == met("fedprox") == met("fedadam") == met("allsmall") == met("local")
     assert set(met("exclusivefl")) < set(met("fedavg"))
+
+
+OWN = [
+    {"name": "small", "model": {"name": "mlp", "hidden": 4}},
+    {"name": "medium", "model": {"name": "lenet"}},
+    {"name": "large"},
+]
+"""Tiers with nothing in common but the classes."""
+
+
+class Overheard(Serial):
+    """An engine that notes whose network each task speaks of and what kinds of numbers come back.
+
+    With `blinded` every second client adds to its upload what every other one takes away from its own: sums stay.
+    """
+
+    def __init__(self, world, blinded=False):
+        super().__init__(world)
+        self.blinded, self.specs, self.bits = blinded, set(), False
+
+    def carry(self, letters):
+        for letter in letters:
+            (outcome,) = super().carry([letter])
+            task, reply = letter.task, outcome.reply
+            if task.to == SERVER or reply is None:
+                yield outcome
+                continue
+            if "model" in task.models and task.verb != "tailor":  # to choose its units a client is once sent them all
+                self.specs.add(task.models["model"].spec)
+            uploaded = [*reply.arrays.values(), *tensors(reply.models).values()]
+            self.bits |= any(tensor.dtype == torch.bool for tensor in uploaded)
+            yield replace(outcome, reply=self.blind(reply)) if self.blinded else outcome
+
+    def blind(self, reply):
+        sign = 1 - 2 * (int(reply.task.to.removeprefix("c")) % 2)
+
+        def hidden(arrays):
+            pads = {name: torch.rand(t.shape, generator=stream(0, "pad", name)) for name, t in arrays.items()}
+            return {name: t + sign * pads[name] if t.is_floating_point() else t for name, t in arrays.items()}
+
+        models = {key: Model(model.spec, hidden(model.arrays)) for key, model in reply.models.items()}
+        return replace(reply, models=models, arrays=hidden(reply.arrays))
+
+
+def heard(case, blinded=False, rounds=1, size=9, **changes):
+    """A federation after some rounds: its table, its state, and what its engine overheard."""
+    made = table(case, **changes)
+    made.desk.engine = engine = Overheard(made.setup.world, blinded)
+    state = made.init()
+    for index in range(rounds):
+        state = made.round(state, index, size=size)
+    return made, state, engine
+
+
+def known(state, made):
+    """Every tensor that the server or a client holds."""
+    return {**tensors(state, "server"), **tensors(memories(made), "clients")}
+
+
+def test_clients_remember_something_exactly_where_the_method_says_so(case):
+    made, _, _ = heard(case)
+    assert bool(memories(made)) == made.method.facts.memory
+
+
+def test_devices_train_the_networks_that_the_method_says(case):
+    made, _, engine = heard(case)
+    networks = made.method.facts.networks
+    assert len(engine.specs) == (1 if networks == "one" else 3)
+    if networks == "any":
+        made, _, engine = heard(case, tier=OWN)
+        assert engine.specs == {tier.spec for tier in made.zoo.tiers}
+        assert {entry.verdict for entry in made.session.entries} == {"accepted"}
+    elif networks == "width":
+        assert {(spec.family, spec.depth) for spec in engine.specs} == {(made.zoo.full.family, made.zoo.full.depth)}
+    elif networks == "depth":
+        with pytest.raises(SettingsError):
+            table(case, tier=NARROW)
+
+
+def test_public_rows_are_needed_exactly_where_the_method_says_so(case):
+    declared = door.method(case.method, experiment(plain(case)).local).facts.public
+    without = {**plain(case)["data"], "public": 0}
+    if declared == "none":
+        heard(case, data=without)
+        return
+    with pytest.raises(SettingsError, match=r"public rows, and there are none; set data\.public"):
+        table(case, data=without)
+    right, wrong = table(case), table(case)
+    shelf = wrong.setup.world.shelf
+    public = shelf.public
+    columns = {**public.columns, "y": (public.columns["y"] + 1) % 10}
+    shelf.public = Examples(columns, public.rows, public.prepare, public.vary)
+    found = [digest(known(made.round(made.init()), made)) for made in (right, wrong)]
+    assert (found[0] == found[1]) == (declared == "inputs")
+
+
+def test_a_server_model_larger_than_any_client_is_trained_all_over_exactly_where_the_method_says_so(case):
+    smaller = NARROW[:2] if case.name in BY_WIDTH else SHALLOW[:2]
+    made, state, engine = heard(case, rounds=4, tier=smaller)
+    served = [made.method.serve(each, made.setup.server, made.zoo) for each in (made.init(), state)]
+    larger = served[1] is not None and served[1].spec == made.zoo.full and made.zoo.full not in engine.specs
+    if larger:
+        before, after = (model.arrays for model in served)
+        rows = [(after[name] != before[name]).flatten(1).any(1) for name in before if name.endswith(".weight")]
+        larger = all(moved.float().mean() >= 0.75 for moved in rows)  # a few units are dead from birth
+    assert larger == made.method.facts.larger
+
+
+def test_sums_of_what_clients_upload_suffice_where_the_method_says_so(case):
+    calm = {key: value for key, value in getattr(DEGENERATES[case.name], "own", {}).items() if key == "server"}
+    case = Case(case.name, tuple({**dict(case.own), **calm}.items()))  # else Adam makes steps of rounding errors
+    alike = {"tier": EQUAL, "data": {"clients": 8, "samples": 100, "public": plain(case)["data"]["public"]}}
+    (open_, state, engine), (hidden, blind, _) = (heard(case, way, size=8, **alike) for way in (False, True))
+    assert engine.specs
+    seen, unseen = known(state, open_), known(blind, hidden)
+    same = all(torch.allclose(seen[path], unseen[path], rtol=0, atol=1e-4) for path in seen)
+    assert (same and not engine.bits) == open_.method.facts.sums

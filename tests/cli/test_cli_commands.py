@@ -125,11 +125,23 @@ def test_things_are_listed_for_people_and_for_programs(what, potluck):
 
 def test_the_lists_hold_what_can_be_asked_for(potluck):
     names = {what: [row["name"] for row in json.loads(potluck("list", what, "--format", "json")[1])] for what in THINGS}
-    assert names["engines"] == ["serial", "wire", "pool"]
+    assert names["engines"] == ["serial", "wire", "pool", "graphs"]
     assert {"fedavg", "local"} <= set(names["methods"])
     assert {"mlp", "cnn"} <= set(names["models"])
     assert "digits" in names["data"]
     assert {"tv", "laptop"} <= set(names["profiles"])
+
+
+def test_the_list_of_methods_says_what_each_needs_and_allows(potluck):
+    facts = {row["name"]: row["facts"] for row in json.loads(potluck("list", "methods", "--format", "json")[1])}
+    assert all(facts.values())
+    assert [name for name, told in facts.items() if told["bound"]] == ["alllarge"]
+    assert (facts["fedgems"]["public"], facts["fedrolex"]["larger"], facts["scaffold"]["memory"]) == (
+        "labels",
+        True,
+        True,
+    )
+    assert "widths of one" in potluck("list", "methods")[1]
 
 
 def test_methods_are_compared_end_to_end(potluck, place):

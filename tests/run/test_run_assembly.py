@@ -38,6 +38,10 @@ def refusal(experiment):
         ({"tier": [{"name": "a", "model": {}}]}, "tier 'a' needs a name"),
         ({"tier": [{"name": "a"}, {"name": "a"}]}, "two tiers have the same name"),
         ({"method": {"name": "fjord"}}, "tier 'small' has width = None, depth = 1."),
+        (
+            {"method": {"name": "fjord"}, "tier": [{"name": "odd", "model": {"name": "lenet"}}]},
+            "Give it one of these widths, no depth, and no model of its own.",
+        ),
         ({"method": {"name": "alllarge", "share": "per_arch"}}, "[method] has no setting 'share'"),
         ({"method": {"name": "fjord", "widths": [1.0]}, "tier": [{"width": 0.5}]}, "FjORD draws from [method]"),
         (

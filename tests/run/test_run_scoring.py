@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny_runs import Counting, Listener, scores, tiny
 
-from potluck.core import SERVER, Client, Model, stream
+from potluck.core import SERVER, Client, Model, SettingsError, stream
 from potluck.methods import METHODS
 from potluck.run import assemble, run
 from potluck.run.scoring import _spread, chosen, scored
@@ -61,23 +61,26 @@ def test_clients_score_their_own_model_on_their_own_test_split(score):
         served = setup.world.method.serve(state, client, setup.world.zoo)
         each[client.id] = accuracy(setup, served, setup.world.shelf.shard(client.id).test)
     assert found["clients"]["values"] == pytest.approx(sorted(each.values()))
+    named = dict(zip(found["clients"]["ids"], found["clients"]["values"], strict=True))
+    assert named == pytest.approx(each)
     assert found["clients"]["mean"] == pytest.approx(sum(each.values()) / 8)
     assert found["tiers"]["small"]["clients"]["mean"] == pytest.approx(sum(each[f"c{i}"] for i in range(4)) / 4)
     assert found["tiers"]["large"]["clients"]["values"] == pytest.approx(sorted(each[f"c{i}"] for i in range(4, 8)))
 
 
 def test_the_spread_over_clients_by_hand():
-    assert _spread([0.5, None, 1.0, 0.0, 0.5]) == {
+    assert _spread({"c0": 0.5, "c1": None, "c2": 1.0, "c3": 0.0, "c4": 0.5}) == {
         "mean": 0.5,
         "sd": pytest.approx(0.125**0.5),
         "worst": 0.0,
         "count": 4,
         "values": [0.0, 0.5, 0.5, 1.0],
+        "ids": ["c3", "c0", "c4", "c2"],
     }
-    twenty = [value / 20 for value in range(20)]
+    twenty = {f"c{value}": value / 20 for value in range(20)}
     assert _spread(twenty)["worst"] == pytest.approx(0.025)  # the two worst of twenty: 0 and 0.05
-    assert _spread([None]) is None
-    assert _spread([]) is None
+    assert _spread({"c0": None}) is None
+    assert _spread({}) is None
 
 
 @pytest.mark.parametrize(
@@ -149,11 +152,16 @@ def test_every_method_is_scored_without_a_fault(name, score):
     assert set(found["tiers"]) == {"small", "large"}
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "moss"])
 def test_static_norms_are_asked_for_without_a_fault_under_every_method(name, tmp_path):
     listener = Listener()
     run(tiny(model={"norm": "static"}, rounds=1, **suited(name)), tmp_path / "run", watch=listener)
     assert listener.warnings == []
+
+
+def test_moss_refuses_static_norms_before_the_first_round(tmp_path):
+    with pytest.raises(SettingsError, match="tier 'small' has static norms"):
+        run(tiny(model={"norm": "static"}, **suited("moss")), tmp_path / "run")
 
 
 def test_splits_scored_in_pieces_give_the_scores_of_the_whole(score, monkeypatch):

@@ -14,10 +14,10 @@ from potluck.learn import dense, weights_of
 class Live:
     """A live network that is filled anew for every model of its spec."""
 
-    def __init__(self, spec: Spec, net: nn.Module) -> None:
+    def __init__(self, spec: Spec, net: nn.Module, channels_last: bool = False) -> None:
         self.spec, self.net = spec, net
         self.tensors = dict(net.state_dict(keep_vars=True))
-        self.buffer, self.layout = _laid_out(self.tensors)
+        self.buffer, self.layout = _laid_out(self.tensors, channels_last)
         self._others = self.tensors.keys() - self.layout.views.keys()
         self.weights = weights_of(net)
         self.noisy = any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in net.modules())
@@ -38,12 +38,12 @@ class Live:
         return self._work[batch]
 
     def rest(self) -> Flat:
-        """A copy of its numbers, on the CPU."""
-        others = {name: self.tensors[name].detach().to("cpu", copy=True) for name in self._others}
-        return Flat(self.buffer.to("cpu", copy=True), self.layout, others)
+        """A copy of its numbers, where it lives."""
+        others = {name: self.tensors[name].detach().clone() for name in self._others}
+        return Flat(self.buffer.clone(), self.layout, others)
 
 
-def _laid_out(tensors: Mapping[str, Tensor]) -> tuple[Tensor, Layout]:
+def _laid_out(tensors: Mapping[str, Tensor], channels_last: bool) -> tuple[Tensor, Layout]:
     """Moves a network's floats into one buffer, each at a place that processors like."""
     chosen = {name: tensor for name, tensor in tensors.items() if tensor.dtype is torch.float32 and tensor.numel()}
     if len({tensor.data_ptr() for tensor in chosen.values()}) < len(chosen):  # tied weights stay where they are
@@ -53,7 +53,7 @@ def _laid_out(tensors: Mapping[str, Tensor]) -> tuple[Tensor, Layout]:
         entries.append((name, end, tuple(tensor.shape)))
         end += -(-tensor.numel() // 16) * 16
     device = next((tensor.device for tensor in chosen.values()), None)
-    buffer, layout = torch.zeros(end, device=device), Layout(tuple(entries))
+    buffer, layout = torch.zeros(end, device=device), Layout(tuple(entries), channels_last)
     for name, view in layout.cut(buffer).items():
         chosen[name].data = view.copy_(chosen[name].detach())
     return buffer, layout

@@ -76,6 +76,7 @@ class Pool:
     """Carries letters to worker processes; results do not depend on how many there are."""
 
     def __init__(self, world: World, workers: int = 0) -> None:
+        self.notes: list[str] = []
         if sys.platform != "linux":
             raise ResourceError(f"engine 'pool' needs Linux (here: {sys.platform}); use --engine serial")
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

@@ -17,6 +17,10 @@ from potluck.engines.world import Letter, Outcome, World
 class Engine(Protocol):
     """Whatever carries letters to devices and outcomes back, in the order of the letters."""
 
+    @property
+    def notes(self) -> list[str]:
+        """What people should know of how the work is done; whoever reads them takes them away."""
+
     def carry(self, letters: Iterable[Letter]) -> Iterator[Outcome]: ...
     def close(self) -> None: ...
 
@@ -26,6 +30,7 @@ class Serial:
 
     def __init__(self, world: World, workers: int = 1) -> None:
         torch.set_num_threads(1)
+        self.notes: list[str] = []
         self.site = Site(world)
         self.together = Together(self.site, stacked)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -29,7 +29,7 @@ from potluck.core import (
 )
 from potluck.engines.live import Live
 from potluck.engines.world import Letter, Outcome, Shard, World
-from potluck.learn import Wish, kept, located, observe
+from potluck.learn import Precision, Wish, kept, located, observe
 
 Grant: TypeAlias = Callable[[Wish], Fit]
 """Does a fit."""
@@ -41,23 +41,25 @@ class Site:
     def __init__(self, world: World) -> None:
         self.world = world
         self.hardware = torch.device(world.hardware)
-        self._nets: dict[tuple[Spec, int, int], Live] = {}
+        self._nets: dict[tuple[Spec, int, Hashable], Live] = {}
         self._columns: dict[int, tuple[Mapping[str, Tensor], dict[str, Tensor]]] = {}
+        if self.hardware.type == "cuda":
+            _calibrate(world.precision)
 
-    def answer(self, letter: Letter, seat: int = 0, grant: Grant = Wish.granted) -> Outcome:
+    def answer(self, letter: Letter, place: Hashable = None, grant: Grant = Wish.granted) -> Outcome:
         """Runs the client's half; whatever it raises becomes the outcome's fault.
 
-        Halves that run side by side have a seat each, with networks of its own; `grant` does their fits.
+        Halves that run side by side have a place each, with networks of its own; `grant` does their fits.
         """
-        half = Half(self, letter, seat, grant)
+        half = Half(self, letter, place, grant)
         return half.outcome(lambda: answer(self.world.method, letter.task, half.device))
 
-    def live(self, spec: Spec, number: int, seat: int = 0) -> Live:
-        """A seat's n-th network of this spec; a task that builds several of one spec gets several."""
-        found = self._nets.get((spec, number, seat))
+    def live(self, spec: Spec, number: int, place: Hashable = None) -> Live:
+        """A place's n-th network of this spec; a task that builds several of one spec gets several."""
+        found = self._nets.get((spec, number, place))
         if found is None:
             net = self.world.zoo.build(Model(spec), stream(0, "blank")).to(self.hardware)
-            found = self._nets[spec, number, seat] = Live(spec, net)
+            found = self._nets[spec, number, place] = Live(spec, net, self.world.channels_last)
         return found
 
     def here(self, examples: Examples) -> Examples:
@@ -71,13 +73,25 @@ class Site:
         rows = None if examples.rows is None else examples.rows.to(self.hardware)
         return Examples(self._columns[key][1], rows, examples.prepare, examples.vary)
 
+    def resident(self, examples: Examples) -> bool:
+        """Whether the columns of these examples are the world's own, which stay where they are."""
+        first = next(iter(examples.columns.values()))
+        return any(first is column for _, moved in self._columns.values() for column in moved.values())
+
+
+def _calibrate(precision: Precision) -> None:
+    """Kernels that give the same bits each time, and round no more than they are told to."""
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+
 
 class Half:
     """A client's half of a round, while it runs."""
 
-    def __init__(self, site: Site, letter: Letter, seat: int = 0, grant: Grant = Wish.granted) -> None:
-        self.letter = letter
-        self.device = SiteDevice(site, letter.task, dict(letter.memory), seat, grant)
+    def __init__(self, site: Site, letter: Letter, place: Hashable = None, grant: Grant = Wish.granted) -> None:
+        self.letter = letter if site.hardware.type == "cpu" else _brought(letter, site.hardware)
+        self.device = SiteDevice(site, self.letter.task, dict(self.letter.memory), place, grant)
+        self._hardware = site.hardware
         self._started = time.perf_counter()
 
     def outcome(self, work: Callable[[], Reply]) -> Outcome:
@@ -92,8 +106,19 @@ class Half:
             return Outcome(bare, fault=str(note), skipped=True)
         except Exception as fault:
             return Outcome(bare, fault=f"{type(fault).__name__}: {fault}")
-        stamped = Reply(reply.models, reply.arrays, reply.weight, reply.metrics, bare, cost)
+        arrays = located(reply.arrays, self._hardware)
+        stamped = Reply(reply.models, arrays, reply.weight, reply.metrics, bare, cost)
         return Outcome(bare, stamped, _changed(self.letter.memory, device.memory))
+
+
+def _brought(letter: Letter, hardware: torch.device) -> Letter:
+    """A letter with everything that it brings where the networks are."""
+    task = letter.task
+    brought = Task(
+        *(task.verb, task.to, task.key, task.round, task.models, located(task.arrays, hardware)),
+        *(task.config, task.memory),
+    )
+    return Letter(brought, located(letter.memory, hardware))
 
 
 def _changed(before: Mapping[str, Any], after: Memory) -> Memory | None:
@@ -105,12 +130,12 @@ def _changed(before: Mapping[str, Any], after: Memory) -> Memory | None:
 class SiteDevice:
     """The device of one task."""
 
-    def __init__(self, site: Site, task: Task, memory: Memory, seat: int, grant: Grant) -> None:
+    def __init__(self, site: Site, task: Task, memory: Memory, place: Hashable, grant: Grant) -> None:
         world = site.world
         self.client, self.round = task.to, task.round
         self.memory, self.zoo, self.problem = memory, world.zoo, world.problem
         self.flops = self.peak = 0
-        self._site, self._task, self._seat, self._grant = site, task, seat, grant
+        self._site, self._task, self._place, self._grant = site, task, place, grant
         self._built: dict[Spec, int] = {}
         self._lives: dict[int, Live] = {}
         self._rng: torch.Generator | None = None
@@ -152,7 +177,7 @@ class SiteDevice:
     def build(self, model: Model) -> nn.Module:
         number = self._built.get(model.spec, 0)
         self._built[model.spec] = number + 1
-        live = self._site.live(model.spec, number, self._seat)
+        live = self._site.live(model.spec, number, self._place)
         self._lives[id(live.net)] = live
         arrays = model.arrays
         if arrays is None:
@@ -191,7 +216,8 @@ class SiteDevice:
         edits = [located(edit, hardware) for edit in edits]
         kind, lr = live.spec if live.dense else None, local.rate(self.round)
         laid = (live.buffer, live.layout) if live.dense and live.layout.entries else None
-        return Wish(kind, net, live.weights, examples, local, lr, loss, edits, self.rng, want_gradient, laid)
+        precision = self._site.world.precision
+        return Wish(kind, net, live.weights, examples, local, lr, loss, edits, self.rng, want_gradient, laid, precision)
 
     def noisy(self, wish: Wish) -> bool:
         """Whether a network draws from torch's own generator as it trains."""

@@ -7,7 +7,8 @@ takes part as it is written, whatever it does before and after its fits, and how
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from threading import Lock, Thread
 from typing import Any, TypeAlias
@@ -36,10 +37,10 @@ class Together:
         if all(is_usual(method, letter.task.verb) for letter in letters):
             return self._usual(letters)
         while len(self._seats) < len(letters):
-            self._seats.append(_Seat(self.site, len(self._seats)))
+            self._seats.append(_Seat(self.site))
         seats = self._seats[: len(letters)]
-        for seat, letter in zip(seats, letters, strict=True):
-            seat.begin(letter)
+        for seat, letter, place in zip(seats, letters, places(letters), strict=True):
+            seat.begin(letter, place)
         while waiting := [(seat, seat.wish) for seat in seats if seat.wish is not None]:
             fits = self.grant([wish for _, wish in waiting])
             for (seat, _), done in zip(waiting, fits, strict=True):
@@ -48,7 +49,7 @@ class Together:
 
     def _usual(self, letters: Sequence[Letter]) -> list[Outcome]:
         method = self.site.world.method
-        halves = [Half(self.site, letter, seat) for seat, letter in enumerate(letters)]
+        halves = [Half(self.site, letter, place) for letter, place in zip(letters, places(letters), strict=True)]
         wishes: dict[int, Wish] = {}
         found: dict[int, Outcome] = {}
         for at, half in enumerate(halves):
@@ -69,6 +70,17 @@ class Together:
         self._seats = []
 
 
+def places(letters: Sequence[Letter]) -> list[Hashable]:
+    """A place for each of these, where it has networks of its own: so few that letters of one kind share a few."""
+    count: Counter[Hashable] = Counter()
+    found: list[Hashable] = []
+    for letter in letters:
+        kind = tuple((key, model.spec) for key, model in sorted(letter.task.models.items()))
+        found.append((kind, count[kind]))
+        count[kind] += 1
+    return found
+
+
 def _raised(fault: Exception) -> Reply:
     raise fault
 
@@ -85,8 +97,9 @@ def _reported(method: Any, half: Half, wish: Wish, done: Fit | Exception | None)
 class _Seat:
     """Where one client's half runs, until it wants to fit or is done."""
 
-    def __init__(self, site: Site, number: int) -> None:
-        self.site, self.number = site, number
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.place: Hashable = None
         self.wish: Wish | None = None
         self.outcome: Outcome | None = None
         self._letter: Letter | None = None
@@ -96,8 +109,8 @@ class _Seat:
         self._theirs.acquire()
         Thread(target=self._live, daemon=True).start()
 
-    def begin(self, letter: Letter) -> None:
-        self._letter, self.outcome = letter, None
+    def begin(self, letter: Letter, place: Hashable) -> None:
+        self._letter, self.place, self.outcome = letter, place, None
         self._hand_over()
 
     def go_on(self, done: Fit | Exception) -> None:
@@ -128,7 +141,7 @@ class _Seat:
             self._mine.acquire()
             if self._letter is None:
                 return
-            self.outcome = self.site.answer(self._letter, self.number, self.ask)
+            self.outcome = self.site.answer(self._letter, self.place, self.ask)
             self._theirs.release()
 
 

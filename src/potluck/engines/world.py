@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from potluck.core import EMPTY, Examples, Problem, Reply, Task, Zoo
+from potluck.learn import Precision
 
 
 class Shard(Protocol):
@@ -40,9 +41,15 @@ class World:
     problem: Problem
     seed: int
     hardware: str = "cpu"
-    """Where networks live and examples lie while a site works: torch's name of it. Models at rest stay on the CPU."""
+    """Where networks live, examples lie and models rest: torch's name of it."""
     stack: int = 0
     """How many clients train in one go where their networks are small, dense and alike; 0: each by itself."""
+    precision: Precision = "fp32"
+    """How exactly local training computes."""
+    channels_last: bool = False
+    """Whether kernels lie with their channels innermost."""
+    streams: int = 10
+    """How many clients a GPU trains side by side, where the engine does that."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +13,10 @@ from potluck.core import Batch, Edit, Examples, Fit, Local, Loss
 from potluck.learn.descend import Apart, clipped, stepper
 from potluck.learn.joint import Joint, Meeting
 from potluck.learn.losses import Turns
+
+Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
+"""How exactly local training computes. Weights, gradients and optimisers are float32 throughout; "tf32" and "bf16" let
+matrix products and convolutions round their inputs."""
 
 
 def rows(samples: int, local: Local, rng: torch.Generator) -> list[Tensor]:
@@ -45,25 +51,36 @@ def fit(
     rng: torch.Generator,
     weights: Mapping[str, Tensor] | None = None,
     want_gradient: bool = False,
+    precision: Precision = "fp32",
 ) -> Fit:
     """Trains in place. `weights` are the net's trainable weights, where the caller has them at hand."""
     weights = weights_of(net) if weights is None else weights
-    batches = rows(len(examples), local, rng)
-    dice = [examples.vary.draw(len(batch), rng) if examples.vary else None for batch in batches]
-    way = Descent(net, weights, local, lr, edits, want_gradient)
+    batches, dice = drawing(examples, local, rng)
+    way = Descent(net, weights, local, lr, edits, want_gradient, precision)
     losses: list[Tensor] = []
     if not net.training:
         net.train()
-    for number, (batch, drawn) in enumerate(zip(batches, dice, strict=True)):
+    for number, (batch, thrown) in enumerate(zip(batches, dice, strict=True)):
         current = loss.turn(number) if isinstance(loss, Turns) else loss
-        losses.append(way.step(current, examples.batch(batch, drawn)))
+        losses.append(way.step(current, examples.batch(batch, thrown)))
+    return fitted(way, batches, lr, float(torch.stack(losses).mean()) if losses else float("nan"))
+
+
+def drawing(examples: Examples, local: Local, rng: torch.Generator) -> tuple[list[Tensor], list[Tensor | None]]:
+    """The rows of every batch of a client's round, and the dice of those that are varied."""
+    batches = rows(len(examples), local, rng)
+    return batches, [examples.vary.draw(len(batch), rng) if examples.vary else None for batch in batches]
+
+
+def fitted(way: Descent, batches: Sequence[Tensor], lr: float, loss: float) -> Fit:
+    """What is told of a descent along these batches."""
     return Fit(
         steps=len(batches),
         samples=sum(map(len, batches)),
         lr=lr,
-        loss=float(torch.stack(losses).mean()) if losses else float("nan"),
+        loss=loss,
         last=batches[-1] if batches else torch.zeros(0, dtype=torch.long),
-        gradient={name: total / max(len(batches), 1) for name, total in zip(weights, way.sums, strict=True)}
+        gradient={name: total / max(len(batches), 1) for name, total in zip(way.names, way.sums, strict=True)}
         if way.sums
         else None,
     )
@@ -80,13 +97,23 @@ class Descent:
         lr: float,
         edits: Sequence[Edit] = (),
         want_gradient: bool = False,
+        precision: Precision = "fp32",
     ) -> None:
         self.net, self.weights, self.local, self.lr, self.edits = net, weights, local, lr, edits
         self.names, self.live = list(weights), list(weights.values())
+        self.hardware = self.live[0].device if self.live else torch.device("cpu")
+        self.precision = precision
         # Of gradients before edits (a joint loss's main ones); empty unless they are wanted.
         self.sums = [torch.zeros_like(weight) for weight in self.live] if want_gradient else []
-        self.move = stepper(local, lr)
+        self.move = stepper(local, lr, self.hardware)
         self.apart: Apart | None = None
+
+    def reset(self, lr: float) -> None:
+        """Back to the start of a way down, at this rate; the weights are not touched."""
+        self.lr = lr
+        self.move.reset(lr)
+        if self.sums:
+            torch._foreach_zero_(self.sums)
 
     def step(self, loss: Loss, batch: Batch) -> Tensor:
         """One step down this loss; its value before the step."""
@@ -106,7 +133,7 @@ class Descent:
             self._descend(grads, (*self.edits, met))
             return value
         if self.apart is None:
-            self.apart = Apart(self.local, self.lr, [name in reached for name in self.names])
+            self.apart = Apart(self.local, self.lr, [name in reached for name in self.names], self.hardware)
             self.move = self.apart
         self._descend(grads, self.edits)
         _, aside = self._gradient(loss.aside, batch, inside)
@@ -115,7 +142,8 @@ class Descent:
         return value
 
     def _gradient(self, loss: Loss, batch: Batch, of: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        value = loss(self.net, batch)
+        with casting(self.precision, self.hardware):
+            value = loss(self.net, batch)
         return value.detach(), list(torch.autograd.grad(value, of, materialize_grads=True))
 
     def _descend(self, grads: list[Tensor], edits: Sequence[Edit]) -> None:
@@ -131,3 +159,11 @@ class Descent:
 
     def _clipped(self, grads: list[Tensor]) -> list[Tensor]:
         return grads if self.local.clip is None else clipped(grads, self.local.clip)
+
+
+def casting(precision: Precision, hardware: torch.device) -> AbstractContextManager[object]:
+    """While this lasts, forward passes round as a precision says."""
+    if precision != "bf16":
+        return nullcontext()
+    # A cache of rounded weights would be captured once and grow stale.
+    return torch.autocast(hardware.type, torch.bfloat16, cache_enabled=False)

@@ -35,7 +35,7 @@ def predicted(net: nn.Module, examples: Examples) -> Tensor:
     net.eval()
     with torch.no_grad():
         parts = [net(examples[slice(at, at + BATCH)]["x"]) for at in range(0, len(examples), BATCH)]
-    return torch.cat(parts).float().cpu()
+    return torch.cat(parts).float()
 
 
 def beside(examples: Examples, **more: Tensor) -> Examples:

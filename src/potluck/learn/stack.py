@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from potluck.core import Batch, Edit, Examples, Fit, Grads, Layout, Local, Loss
 from potluck.learn.descend import stepper
 from potluck.learn.edits import Pull
-from potluck.learn.fit import fit, rows
+from potluck.learn.fit import Precision, fit, rows
 from potluck.learn.losses import CrossEntropy, MaskedCrossEntropy, masked
 
 LOSSES = (CrossEntropy, MaskedCrossEntropy)
@@ -45,12 +45,13 @@ class Wish:
     want_gradient: bool = False
     laid: tuple[Tensor, Layout] | None = None
     """The buffer in which the network's weights lie, if they do, and where each of them."""
+    precision: Precision = "fp32"
 
     def granted(self) -> Fit:
         """The fit, by itself."""
         return fit(
             self.net, self.examples, self.local, self.lr, self.loss, self.edits,
-            rng=self.rng, weights=self.weights, want_gradient=self.want_gradient,
+            rng=self.rng, weights=self.weights, want_gradient=self.want_gradient, precision=self.precision,
         )  # fmt: skip
 
 

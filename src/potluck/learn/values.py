@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from potluck.core import Model, Spec
 from potluck.parts import Part
 
 
@@ -42,7 +43,7 @@ def kept(*values: Any) -> tuple[list[Tensor], list[nn.Module]]:
             waiting.extend(value)
         elif isinstance(value, Mapping):
             waiting.extend(value.values())
-        elif is_dataclass(value) and not isinstance(value, type | Part):
+        elif _made_of_fields(value):
             waiting.extend(vars(value).values())
     return list(tensors.values()), list(nets.values())
 
@@ -51,12 +52,56 @@ def located(value: Any, hardware: torch.device) -> Any:
     """A loss or an edit with its tensors where the networks are."""
     if hardware.type == "cpu":
         return value
+    return changed(value, lambda tensor: tensor.to(hardware))
+
+
+def changed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A value with other tensors in the same places; networks and what is no tensor stay."""
     if isinstance(value, Tensor):
-        return value.to(hardware)
-    if isinstance(value, tuple):
-        return tuple(located(item, hardware) for item in value)
+        return change(value)
+    if isinstance(value, tuple | list):
+        return type(value)(changed(item, change) for item in value)
+    if isinstance(value, Model):
+        return Model(value.spec, changed(value.arrays, change))
     if isinstance(value, Mapping):
-        return {name: located(item, hardware) for name, item in value.items()}
-    if is_dataclass(value) and not isinstance(value, type | Part):
-        return replace(value, **{field.name: located(getattr(value, field.name), hardware) for field in fields(value)})
+        return {name: changed(item, change) for name, item in value.items()}
+    if _made_of_fields(value):
+        return replace(value, **{field.name: changed(getattr(value, field.name), change) for field in fields(value)})
     return value
+
+
+def leaves(value: Any) -> list[Tensor]:
+    """The tensors of a value, in an order that is the same for all values of one form."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, tuple | list):
+        return [tensor for item in value for tensor in leaves(item)]
+    if isinstance(value, Mapping):
+        return [tensor for name in sorted(value) for tensor in leaves(value[name])]
+    if _made_of_fields(value):
+        return [tensor for field in fields(value) for tensor in leaves(getattr(value, field.name))]
+    return []
+
+
+def form(value: Any) -> Hashable:
+    """All of a value but its tensors' numbers: values of one form do the same operations, on other numbers.
+
+    A `TypeError` says what is in the way where a value may hold numbers that cannot be seen from here.
+    """
+    if isinstance(value, Tensor):
+        return (tuple(value.shape), value.dtype)
+    if isinstance(value, tuple | list):
+        return tuple(form(item) for item in value)
+    if isinstance(value, Mapping):
+        return tuple((name, form(value[name])) for name in sorted(value))
+    if isinstance(value, nn.Module | Part):
+        return id(value)
+    if _made_of_fields(value):
+        return (type(value), *(form(getattr(value, field.name)) for field in fields(value)))
+    if value is None or isinstance(value, bool | int | float | str | Spec):
+        return cast("Hashable", value)
+    raise TypeError(f"a {type(value).__name__} is no value that can be looked into")
+
+
+def _made_of_fields(value: Any) -> bool:
+    return is_dataclass(value) and not isinstance(value, type | Part | Spec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from potluck.ledger.lock import Lock
 from potluck.ledger.memories import Memories
 from potluck.ledger.record import (
     EVENTS,
+    FEATURES,
     MANIFEST,
     SCHEMA,
     SCORES,
@@ -81,11 +83,15 @@ class RunFolder:
         The checkpoint is what counts: the rest reaches the disk before it, and `rewind` drops the rest without it. So
         events and scores of a round belong in the journals before this is called.
         """
-        self.memories.commit(round, memories or {})
+        self.prepare(round, memories or {})
+        self.checkpoints.write(round, payload)
+        self.prune()
+
+    def prepare(self, round: int, memories: Mapping[str, bytes]) -> None:
+        """Put on the disk what a checkpoint of this round rests on; `checkpoints.write` and `prune` are to follow."""
+        self.memories.commit(round, memories)
         self.journal.flush(sync=True)
         self.scores.flush(sync=True)
-        self.checkpoints.write(round, payload)
-        self._prune()
 
     def rewind(self, warn: Callable[[str], None]) -> tuple[int, bytes] | None:
         """Back to the newest checkpoint that verifies, as (round, payload): all that happened after it is forgotten.
@@ -97,7 +103,7 @@ class RunFolder:
         self.journal.cut(last)
         self.scores.cut(last)
         self.memories.forget_after(last)
-        self._prune()  # a kill may have come before that
+        self.prune()  # a kill may have come before that
         return found
 
     def settings(self) -> str:
@@ -113,6 +119,10 @@ class RunFolder:
         if wrong := [name for name in _OURS if name in fields]:
             raise ValueError(f"{wrong[0]!r} is fixed when the run is created")
         self._write_manifest({**self.manifest(), **fields})
+
+    def write_features(self, found: Mapping[str, Any]) -> None:
+        """What was seen of the tiers' networks at the end, for `Run.features`."""
+        write_atomically(self.path / FEATURES, json.dumps(found, separators=(",", ":")).encode() + b"\n")
 
     def close(self) -> None:
         """Write what is waiting in the journals, and let others have the folder."""
@@ -133,8 +143,8 @@ class RunFolder:
         ours = {"schema": SCHEMA, "mark": self.mark, "keep": self.checkpoints.keep}
         write_atomically(self.path / MANIFEST, manifest_bytes({**fields, **ours}))
 
-    def _prune(self) -> None:
-        """Memories stay as far back as the oldest checkpoint may ask for them."""
+    def prune(self) -> None:
+        """Drop checkpoints that are not kept; memories stay as far back as the oldest of the others may ask."""
         self.checkpoints.prune()
         for oldest in self.checkpoints.rounds()[:1]:
             self.memories.prune(oldest)

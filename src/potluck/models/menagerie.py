@@ -22,6 +22,8 @@ class Menagerie:
     tiers: Sequence[Tier] = ()
     public: int = 0
     """Rows of the public set."""
+    hardware: str = "cpu"
+    """Where newly born models rest: torch's name of it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "full", specs.complete(self.full))
@@ -38,7 +40,10 @@ class Menagerie:
 
     def fresh(self, spec: Spec, rng: torch.Generator) -> Model:
         """A newly born model at rest: random, or pre-trained where its spec says so."""
-        return birth.fresh(specs.complete(spec), rng)
+        born = birth.fresh(specs.complete(spec), rng)
+        if self.hardware == "cpu" or born.arrays is None:
+            return born
+        return Model(born.spec, {name: tensor.to(self.hardware) for name, tensor in born.arrays.items()})
 
     def axes(self, spec: Spec) -> Mapping[str, Dimensions]:
         """What each dimension of each tensor counts."""

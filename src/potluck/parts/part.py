@@ -93,6 +93,18 @@ class Part:
             return Place(name)
         return self.places[name]
 
+    def on(self, hardware: torch.device) -> Part:
+        """The same part, its index lists where the tensors are: each is brought there once, not at every use."""
+        if hardware.type == "cpu":
+            return self
+        lists = {id(index): index for place in self.places.values() for index in place.dims}
+        moved = {key: index.to(hardware) for key, index in lists.items() if isinstance(index, Tensor)}
+        places = {
+            name: Place(place.name, tuple(moved.get(id(index), index) for index in place.dims))
+            for name, place in self.places.items()
+        }
+        return Part(places, self.entire, self.units)
+
     def take(self, whole: Arrays) -> Arrays:
         """The small model's arrays."""
         if self.entire:

@@ -56,7 +56,7 @@ class _Stepping:
 
     def born(self, slot: str, old: Tensor) -> Tensor:
         """A slot's value before the first step."""
-        return torch.zeros((), dtype=torch.int64) if slot == "steps" else torch.zeros_like(old)
+        return torch.zeros((), dtype=torch.int64, device=old.device) if slot == "steps" else torch.zeros_like(old)
 
     def move(self, old: Tensor, step: Tensor, had: Arrays) -> tuple[Tensor, dict[str, Tensor]]:
         """The moved tensor and its new slots."""

@@ -90,12 +90,13 @@ class Setup:
 
 
 def engine_name(experiment: Experiment) -> str:
-    """The engine behind "auto": worker processes where there are cores for them."""
+    """The engine behind "auto": graphs on a GPU, else worker processes where there are cores for them."""
     wanted = experiment.run.engine
     if wanted != "auto":
         return wanted
-    several = sys.platform == "linux" and (os.cpu_count() or 1) > 1 and experiment.run.hardware == "cpu"
-    return "pool" if several else "serial"
+    if experiment.run.hardware == "cuda":
+        return "graphs"
+    return "pool" if sys.platform == "linux" and (os.cpu_count() or 1) > 1 else "serial"
 
 
 def hardware(experiment: Experiment) -> str:
@@ -122,11 +123,14 @@ def assemble(experiment: Experiment, source: Source | None = None, method: Any =
     federation = Federation(source, experiment.data, experiment.seed)
     full, tiers = networks(experiment, source, federation.samples)
     check(full, [tier.spec for tier in tiers])
-    zoo = Menagerie(full, tiers, len(federation.public))
+    where, run = hardware(experiment), experiment.run
+    zoo = Menagerie(full, tiers, len(federation.public), where)
     crew = Crew(tiers, federation.clients, experiment.fleet, experiment.seed)
     method.check(zoo)
     shelf, problem = Shelf(federation, crew), _problem(source, zoo, experiment)
-    world = World(method, zoo, shelf, problem, experiment.seed, hardware(experiment), experiment.run.stack)
+    world = World(
+        method, zoo, shelf, problem, experiment.seed, where, run.stack, run.precision, run.channels_last, run.streams
+    )
     return Setup(experiment, world, crew, source.classes)
 
 
@@ -219,8 +223,12 @@ def _spec(model: Mapping[str, Any], source: Source, where: str) -> Spec:
         # To regress on a number takes one output.
         told = {**options, "input": source.shape, "classes": source.classes or 1}
         spec = make_spec(name, **told)
+        more: dict[str, Any] = {}
         if name == spec.family and "vocab" in spec.options and not options.keys() & {"vocab", "pretrained"}:
-            spec = make_spec(name, **told, vocab=source.tokens or spec.options["vocab"], pad=source.pad)
+            more = {"vocab": source.tokens or spec.options["vocab"], "pad": source.pad}
+        if "sep" in spec.options and "sep" not in options and source.sep >= 0:
+            more["sep"] = source.sep
+        spec = make_spec(name, **told, **more) if more else spec
     except SettingsError as fault:
         raise SettingsError(f"{where}: {fault}") from None
     if source.tokens and "vocab" in spec.options:

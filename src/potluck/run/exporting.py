@@ -43,7 +43,7 @@ def _of_tier(setup: Setup, state: Any, name: str | None) -> Model:
         raise SettingsError(f"--tier {name}: this run has the tiers {', '.join(tiers)}.")
     chosen = tiers[name] if name else setup.world.zoo.tiers[-1]
     model: Model | None = setup.world.method.serve(state, Client(f"any {chosen.name}", chosen), setup.world.zoo)
-    if model is None:
+    if model is None or _parted(model, setup):
         kind = type(setup.world.method).__name__
         raise InputError(
             f"{kind} has no model for tier '{chosen.name}' on the server; try --client c0, or another tier."
@@ -57,9 +57,18 @@ def _of_client(setup: Setup, state: Any, id: str, kept: tuple[int, bytes] | None
     except ValueError as fault:
         raise SettingsError(f"--client {id}: {fault}.") from None
     served: Model | None = setup.world.method.serve(state, who, setup.world.zoo)
-    if served is not None:
+    memory = unpack(kept[1]) if kept else {}
+    if served is not None and not _parted(served, setup):
         return served
-    own = unpack(kept[1]).get("model") if kept else None
+    if served is not None and "head" in memory:
+        whole: Model = setup.world.method.completed(served, memory, setup.world.shelf.shard(id).labels, setup.world.zoo)
+        return whole
+    own = memory.get("model")
     if not isinstance(own, Model):
         raise InputError(f"client {id} has no model of its own in this run; it never trained.")
     return own
+
+
+def _parted(model: Model, setup: Setup) -> bool:
+    """Whether clients keep a part of this model, its head, to themselves."""
+    return not setup.world.zoo.shapes(model.spec).keys() <= (model.arrays or {}).keys()

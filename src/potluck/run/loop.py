@@ -7,16 +7,20 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from potluck.core import SERVER, Model, QuorumError, digest, pack, stream, unpack
 from potluck.engines import Desk, Engine, Entry, Session
+from potluck.learn import changed, located
 from potluck.ledger import RunFolder
 from potluck.run.assemble import Setup
 from potluck.run.books import Books, Progress
 from potluck.run.interrupts import Interrupts
+from potluck.run.later import Later
 from potluck.run.scoring import scored
 
 
@@ -35,19 +39,21 @@ class Loop:
         self.world, self.experiment = setup.world, setup.experiment
         self.progress = Progress()
         self.scores: dict[str, Any] | None = None
-        self.state: Any = self.world.method.init(self.world.zoo, stream(self.world.seed, "init"))
+        fresh: Any = self.world.method.init(self.world.zoo, stream(self.world.seed, "init"))
+        self.state: Any = located(fresh, torch.device(self.world.hardware))
         self.desk = Desk(
             engine, self.world.method, self.world.zoo, self.experiment.gate, self._recall, setup.crew.drops
         )
         self.books = Books(folder.journal, self.world.zoo)
         self._saved = -1
         self._memories: dict[str, bytes] = {}
+        self._writing: Later | None = None
 
     def restore(self, payload: bytes) -> None:
         """Goes back to where a checkpoint was written."""
         found = unpack(payload)
         self.progress = Progress(**found["progress"])
-        self.state = dataclasses.replace(self.state, **found["state"])
+        self.state = dataclasses.replace(self.state, **located(found["state"], torch.device(self.world.hardware)))
         self.scores = found["scores"]
         self.desk.strikes = dict(self.progress.strikes)
         self._saved = self.progress.done
@@ -63,11 +69,13 @@ class Loop:
         with self.stops.held():
             if self._saved < self.progress.done:
                 self._save()
+            self._settle()
 
     def interrupted(self) -> None:
         """Saves the last committed round before leaving."""
         if 0 <= self._saved < self.progress.done:
             self._save()
+        self._settle()
 
     def weights(self) -> str:
         """SHA-256 over the server's tensors and the clients' memories."""
@@ -98,6 +106,8 @@ class Loop:
         with self.stops.held():
             if (index + 1) % self.experiment.run.checkpoint_every == 0:
                 self._save()
+        while self.engine.notes:
+            self._warn(index + 1, self.engine.notes.pop(0))
         self.watch.round(index + 1, self.scores if due else None, self.progress.totals)
 
     def _attempts(self, index: int) -> tuple[Any, Session]:
@@ -161,10 +171,24 @@ class Loop:
 
     def _save(self) -> None:
         progress = dataclasses.asdict(self.progress)
-        payload = pack({"progress": progress, "state": dict(vars(self.state)), "scores": self.scores})
-        self.folder.commit(self.progress.done, payload, self._memories)
-        self._memories = {}
+        value = {"progress": progress, "state": dict(vars(self.state)), "scores": self.scores}
+        self._settle()
         self._saved = self.progress.done
+        if self.world.hardware == "cpu":
+            self.folder.commit(self._saved, pack(value), self._memories)
+        else:
+            self.folder.prepare(self._saved, self._memories)
+            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            ready.record()
+            self._writing = Later(partial(_written, self.folder, self._saved, value, ready))
+        self._memories = {}
+
+    def _settle(self) -> None:
+        """Waits for the checkpoint that is being written beside the rounds."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.wait()
+            self.folder.prune()
 
     def _recall(self, client: str) -> tuple[int, Mapping[str, Any]] | None:
         """A client's last memory: of a round not yet on disk, or of the folder."""
@@ -188,6 +212,15 @@ class Loop:
 
     def _note(self, done: int, text: str) -> None:
         self.folder.journal.append({"event": "warning", "round": done, "text": text})
+
+
+def _written(folder: RunFolder, done: int, value: Mapping[str, Any], ready: torch.cuda.Event) -> None:
+    """Fetches a state from the GPU, beside what that does next, and writes it as a checkpoint."""
+    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    aside.wait_event(ready)
+    with torch.cuda.stream(aside):
+        fetched = changed(value, lambda tensor: tensor.cpu())
+    folder.checkpoints.write(done, pack(fetched))
 
 
 def _commonest(entries: Sequence[Entry]) -> str:

@@ -37,15 +37,15 @@ def scored(setup: Setup, engine: Engine, state: Any, done: int, recall: Recall) 
         "tiers": {
             name: {
                 **(_splits(tallies.get((SERVER, _same(name, served))), problem) or {}),
-                "clients": _spread([spread[c.id] for c in clients if c.tier.name == name]),
+                "clients": _spread({c.id: spread[c.id] for c in clients if c.tier.name == name}),
                 **_own([tallies.get((c.id, "")) for c in clients if c.tier.name == name], problem),
             }
             for name in tiers
         },
-        "clients": _spread(list(spread.values())),
+        "clients": _spread(spread),
     }
     if whole is not None:
-        scores["local"] = _spread([_judged(tallies.get((client.id, "local")), problem) for client in clients])
+        scores["local"] = _spread({c.id: _judged(tallies.get((c.id, "local")), problem) for c in clients})
     return scores, faults
 
 
@@ -132,11 +132,12 @@ def _own(tallies: Sequence[Sequence[Mapping[str, Any]] | None], problem: Any) ->
     return {"own": problem.scores(known)} if known and problem.metric != "accuracy" else {}
 
 
-def _spread(values: Sequence[float | None]) -> dict[str, Any] | None:
-    """Mean, standard deviation and the worst tenth over clients that have a score."""
-    known = sorted(value for value in values if value is not None)
-    if not known:
+def _spread(scores: Mapping[str, float | None]) -> dict[str, Any] | None:
+    """Mean, standard deviation and the worst tenth over clients that have a score; all scores, and whose they are."""
+    found = sorted((value, client) for client, value in scores.items() if value is not None)
+    if not found:
         return None
+    known = [value for value, _ in found]
     worst = known[: max(1, len(known) // 10)]
     return {
         "mean": statistics.fmean(known),
@@ -144,4 +145,5 @@ def _spread(values: Sequence[float | None]) -> dict[str, Any] | None:
         "worst": statistics.fmean(worst),
         "count": len(known),
         "values": known,
+        "ids": [client for _, client in found],
     }

@@ -22,11 +22,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from potluck.core import SettingsError, Trouble, settings, stream
+from potluck.core import SettingsError, Trouble, facts_of, settings, stream
 from potluck.data import Source
 from potluck.ledger import RunFolder
 from potluck.run import door, toml
 from potluck.run.assemble import Setup, assemble, engine_name
+from potluck.run.features import keep_features
 from potluck.run.interrupts import Interrupted, Interrupts
 from potluck.run.loop import Loop, Watch
 from potluck.run.settings import Experiment
@@ -191,6 +192,7 @@ def _finished(loop: Loop, resumed: bool) -> Result:
         loop.interrupted()
         folder.update_manifest(status="interrupted" if stopped else "failed", fault=_one_line(fault))
         raise
+    keep_features(loop)
     result = Result(
         folder.path,
         str(experiment.method.get("name", type(loop.world.method).__name__)),
@@ -226,6 +228,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
         "name": experiment.name,
         "method": str(experiment.method.get("name")),
         "label": label(setup.world.method),
+        "facts": dataclasses.asdict(told) if (told := facts_of(setup.world.method)) else None,
         "variant": experiment.variant,
         "seed": experiment.seed,
         "rounds": experiment.rounds,

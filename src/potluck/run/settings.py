@@ -11,6 +11,7 @@ from potluck.core import Local, SettingsError, thawed
 from potluck.data import Data
 from potluck.engines import Gate
 from potluck.fleet import Fleet
+from potluck.learn import Precision
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class Scoring:
     """How many clients score the model on their own splits; the same ones each time."""
     local: bool = False
     """Also score the server's whole model on their splits, with classes that a client does not own masked."""
+    features: bool = False
+    """At the end, look at what the tiers' networks make of test rows, for the report: how alike, stage by stage."""
 
     def __post_init__(self) -> None:
         if self.every < 1 or self.clients < 0:
@@ -53,13 +56,20 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Running:
-    """How the work is done, under [run]. `stop_at` and `quorum` can change a result, `hardware` and `stack` its last
-    bits; nothing else here does."""
+    """How the work is done, under [run]. `stop_at` and `quorum` can change a result, `precision` its digits,
+    `hardware`, `channels_last` and `stack` its last bits; nothing else here does."""
 
-    engine: Literal["auto", "serial", "wire", "pool"] = "auto"
-    """auto: pool where there are several cores and Linux, else serial."""
+    engine: Literal["auto", "serial", "wire", "pool", "graphs"] = "auto"
+    """auto: graphs on a GPU; else pool where there are several cores and Linux, else serial."""
     hardware: Literal["cpu", "cuda"] = "cpu"
-    """Where devices' networks are simulated. A GPU works under serial and wire; its bits differ from a CPU's."""
+    """Where devices' networks are simulated. A GPU works under graphs, serial and wire; its bits differ from a
+    CPU's."""
+    precision: Precision = "fp32"
+    """How exactly local training computes: "tf32" and "bf16" let products and convolutions round their inputs."""
+    channels_last: bool = False
+    """Keep kernels with their channels innermost, which a GPU likes under "bf16"."""
+    streams: int = 10
+    """How many clients a GPU trains side by side under graphs."""
     workers: int = 0
     """Worker processes of the pool; 0: one per core."""
     stack: int = 0
@@ -77,12 +87,21 @@ class Running:
     """End early when the score that the data is judged by is reached on the validation set: {accuracy = 0.95}."""
 
     def __post_init__(self) -> None:
-        lows = {"workers": 0, "stack": 0, "checkpoint_every": 1, "keep": 1, "quorum": 0, "retries": 0}
+        lows = {"workers": 0, "streams": 1, "stack": 0, "checkpoint_every": 1, "keep": 1, "quorum": 0, "retries": 0}
         for name, low in lows.items():
             if getattr(self, name) < low:
                 raise ValueError(f"run.{name} = {getattr(self, name)} is below {low}")
         if self.hardware != "cpu" and self.engine == "pool":
-            raise ValueError('run.hardware = "cuda" needs run.engine = "serial": a GPU is not shared among processes')
+            raise ValueError('run.hardware = "cuda" needs run.engine = "graphs": a GPU is not shared among processes')
+        if self.hardware == "cpu" and self.engine == "graphs":
+            raise ValueError('run.engine = "graphs" needs run.hardware = "cuda": it records work for a GPU')
+        if self.hardware == "cpu" and (self.channels_last or self.precision == "tf32"):
+            name = "channels_last = true" if self.channels_last else 'precision = "tf32"'
+            raise ValueError(f'run.{name} needs run.hardware = "cuda"')
+        if self.hardware == "cuda" and self.stack:
+            raise ValueError(
+                f'run.stack = {self.stack} is for CPUs; run.engine = "graphs" trains side by side on a GPU'
+            )
         if odd := set(self.stop_at) - {"accuracy", "f1", "matthews", "pearson"}:
             raise ValueError(f"run.stop_at knows accuracy, f1, matthews and pearson, not {', '.join(sorted(odd))}")
 
@@ -96,6 +115,12 @@ class Comparison:
     seeds: tuple[int, ...] = ()
     variants: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """What else to vary, every method under each: a name, and the settings it changes, each written like --set."""
+    only: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """The methods that run under a variant, by name, where not all do: methods may want tiers of different kinds."""
+
+    def __post_init__(self) -> None:
+        if odd := self.only.keys() - self.variants.keys():
+            raise ValueError(f"compare.only speaks of '{min(odd)}', which is none of compare.variants")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,195 @@
+"""Local training that is recorded once and played again: on a GPU a step is launched whole, as a CUDA graph."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from potluck.core import Batch, Edit, Examples, Fit, Loss
+from potluck.learn import Descent, Turns, Wish, changed, drawing, fitted, form, leaves
+
+WARM = 2
+"""Steps of a kind that run as they are, before one is recorded: libraries set themselves up in them."""
+
+Kind = tuple[int, int]
+"""Of a step: the rows of its batch, and whose turn it is among losses that take turns."""
+
+
+def recipe(wish: Wish, resident: bool) -> Hashable:
+    """What wishes for one network must share to be trained by one track; a `TypeError` says why this one cannot be.
+
+    Columns that stay where they are go by their identity; others are copied, and go by their shapes.
+    """
+    loss = wish.loss.losses if isinstance(wish.loss, Turns) else wish.loss
+    columns = tuple(
+        (name, id(column) if resident else (len(wish.examples), column.shape[1:], column.dtype))
+        for name, column in sorted(wish.examples.columns.items())
+    )
+    local = replace(wish.local, lr=0.0, schedule="constant", epochs=1, steps=None, batch=1)
+    how = (local, wish.want_gradient, wish.precision, wish.examples.prepare, wish.examples.vary)
+    return form(loss), form(list(wish.edits)), how, columns
+
+
+class Track:
+    """One way to train one network, with everything that a step touches at a fixed place in memory."""
+
+    def __init__(self, wish: Wish, resident: bool, stream: torch.cuda.Stream | None, recordings: Recordings) -> None:
+        self.stream, self.recordings = stream, recordings
+        # Tensors of its own, to be filled with each client's.
+        self.loss: Loss = changed(wish.loss, torch.clone)
+        self.edits: list[Edit] = [changed(edit, torch.clone) for edit in wish.edits]
+        self.way = Descent(wish.net, wish.weights, wish.local, wish.lr, self.edits, wish.want_gradient, wish.precision)
+        columns = wish.examples.columns
+        if not resident:
+            columns = {name: torch.empty_like(wish.examples.column(name)) for name in columns}
+        self.resident = resident
+        self.examples = Examples(columns, None, wish.examples.prepare, wish.examples.vary)
+        self._room(0, 0, None)
+        self._warm: Counter[Kind] = Counter()
+        self._tapes: dict[Kind, Tape] = {}
+
+    def load(self, wish: Wish) -> None:
+        """Makes a client's round ready: rows, dice, rate, and what its loss and edits hold."""
+        batches, dice = drawing(wish.examples, wish.local, wish.rng)
+        self.batches, self.lr = batches, wish.lr
+        self.order = wish.loss.order if isinstance(wish.loss, Turns) else (0,) * len(batches)
+        rows = torch.cat(batches).to(self.rows.device)
+        if self.resident and wish.examples.rows is not None:
+            rows = wish.examples.rows[rows]
+        thrown = torch.cat([one for one in dice if one is not None]) if dice[0] is not None else None
+        if len(rows) > len(self.rows) or len(batches) > len(self.values):
+            self._room(len(rows), len(batches), thrown)
+        self.rows[: len(rows)] = rows
+        if thrown is not None and self.dice is not None:
+            self.dice[: len(thrown)] = thrown.to(self.dice.device)
+        if not self.resident:
+            for name, column in self.examples.columns.items():
+                column.copy_(wish.examples.column(name))
+        mine, theirs = leaves([self.loss, self.edits]), leaves([wish.loss, list(wish.edits)])
+        if mine:
+            torch._foreach_copy_(mine, theirs)
+        self.at.zero_()
+        self.number.zero_()
+        self.way.reset(wish.lr)
+        if not self.way.net.training:
+            self.way.net.train()
+
+    def step(self, number: int) -> None:
+        """The round's next step: played, if one of its kind was recorded."""
+        kind = (len(self.batches[number]), self.order[number])
+        tape = self._tapes.get(kind)
+        if tape is None and self.recordings.wanted and self._warm[kind] >= WARM:
+            tape = self._recorded(kind)
+        if tape is not None:
+            tape.play()
+            return
+        self._warm[kind] += 1
+        self._work(kind)
+
+    def fit(self, mean: float) -> Fit:
+        """What is told of the round."""
+        return fitted(self.way, self.batches, self.lr, mean)
+
+    def mean(self) -> Tensor:
+        """The mean of the round's losses, as a tensor."""
+        return self.values[: len(self.batches)].mean()
+
+    def _recorded(self, kind: Kind) -> Tape | None:
+        try:
+            self._tapes[kind] = Tape(lambda: self._work(kind), self.stream, self._pool)
+        except RuntimeError as fault:
+            self.recordings.refused(str(fault))
+        return self._tapes.get(kind)
+
+    def _work(self, kind: Kind) -> None:
+        size, turn = kind
+        where = self.at + torch.arange(size, device=self.at.device)
+        drawn = None if self.dice is None else self.dice.index_select(0, where)
+        batch: Batch = self.examples.batch(self.rows.index_select(0, where), drawn)
+        loss = self.loss.losses[turn] if isinstance(self.loss, Turns) else self.loss
+        value = self.way.step(loss, batch)
+        self.values.index_copy_(0, self.number.view(1), value.float().view(1))
+        self.at.add_(size)
+        self.number.add_(1)
+
+    def _room(self, rows: int, steps: int, dice: Tensor | None) -> None:
+        """Room for so many rows and steps, and more; what was recorded on smaller room is forgotten."""
+        where = self.way.hardware
+        self.rows = torch.zeros(2 * rows, dtype=torch.long, device=where)
+        self.values = torch.zeros(2 * steps, device=where)
+        self.dice = None if dice is None else dice.new_zeros((2 * rows, *dice.shape[1:]), device=where)
+        self.at, self.number = (torch.zeros((), dtype=torch.long, device=where) for _ in range(2))
+        self._tapes = {}
+        # One for all tapes, which never run at the same time; it goes with them.
+        self._pool: Any = torch.cuda.graph_pool_handle() if where.type == "cuda" else None
+
+
+class Recordings:
+    """Whether anything is to be recorded for a network."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self.wanted = True
+        self._tell = tell
+
+    def refused(self, why: str) -> None:
+        """No more is recorded for this network."""
+        self.wanted = False
+        self._tell(why)
+
+
+class Tape:
+    """One step, recorded; without a GPU, merely remembered."""
+
+    def __init__(self, work: Callable[[], None], stream: torch.cuda.Stream | None, pool: Any) -> None:
+        self._work = work
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if stream is None:
+            return
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            work()
+        except BaseException:
+            with contextlib.suppress(RuntimeError):
+                graph.capture_end()
+            raise
+        graph.capture_end()
+        self._graph = graph
+
+    def play(self) -> None:
+        if self._graph is None:
+            self._work()
+        else:
+            self._graph.replay()
+
+
+def on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
+    """While this lasts, work goes to this stream, if there is one."""
+    return nullcontext() if stream is None else torch.cuda.stream(stream)
+
+
+def play(tracks: Sequence[Track]) -> dict[Track, Exception]:
+    """All steps of rounds that are loaded, side by side: everyone's first, then everyone's second; what went wrong."""
+    faults: dict[Track, Exception] = {}
+    streams = [track.stream for track in tracks if track.stream is not None]
+    for stream in streams:
+        stream.wait_stream(torch.cuda.current_stream())
+    for number in range(max((len(track.batches) for track in tracks), default=0)):
+        for track in tracks:
+            if number < len(track.batches) and track not in faults:
+                try:
+                    with on(track.stream):
+                        track.step(number)
+                except Exception as fault:
+                    faults[track] = fault
+    for stream in streams:
+        torch.cuda.current_stream().wait_stream(stream)
+    return faults

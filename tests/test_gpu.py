@@ -1,0 +1,83 @@
+"""On a GPU: recorded steps against the serial engine on the same GPU. Skipped where there is none."""
+
+import pytest
+import torch
+from test_contract import CASES, lines, plain
+
+from potluck.engines import ENGINES, Graphs
+from potluck.run import experiment, resume, run
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+EAGER = {}
+"""Methods some of whose training is not recorded, and why."""
+
+
+def on_gpu(case, **changes):
+    engine = changes.pop("engine", "graphs")
+    return experiment(plain(case, **{"run": {"engine": engine, "hardware": "cuda"}, **changes}))
+
+
+def weights(result):
+    return result.weights_sha256
+
+
+def rows(result):
+    """Scores, round by round."""
+    return lines(result, "scores.jsonl")
+
+
+def warned(result):
+    return [line["text"] for line in lines(result, "ledger.jsonl") if line["event"] == "warning"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_recorded_steps_give_the_bits_of_the_serial_engine(case, tmp_path):
+    recorded = run(on_gpu(case), tmp_path / "graphs")
+    alone = run(on_gpu(case, engine="serial"), tmp_path / "serial")
+    assert [line for line in warned(recorded) if "not recorded" in line] == EAGER.get(case.name, [])
+    assert weights(recorded) == weights(alone)
+    assert rows(recorded) == rows(alone)
+
+
+LOCALS = {
+    "momentum": {"lr": 0.1, "epochs": 2, "batch": 16, "momentum": 0.9, "weight_decay": 1e-3},
+    "adam": {"lr": 1e-3, "epochs": 2, "batch": 16, "optimiser": "adam", "weight_decay": 1e-3},
+    "clip": {"lr": 0.1, "epochs": 2, "batch": 16, "clip": 0.5},
+    "cosine": {"lr": 0.1, "steps": 9, "batch": 16, "schedule": "cosine", "horizon": 4},
+}
+
+
+@pytest.mark.parametrize("local", LOCALS)
+@pytest.mark.parametrize("case", CASES[:1], ids=str)
+def test_every_way_to_train_is_recorded(case, local, tmp_path):
+    networks = {"model": {"name": "cnn", "norm": "static"}, "tier": [{"name": "all"}], "local": LOCALS[local]}
+    recorded = run(on_gpu(case, **networks), tmp_path / "graphs")
+    alone = run(on_gpu(case, engine="serial", **networks), tmp_path / "serial")
+    assert not [line for line in warned(recorded) if "not recorded" in line]
+    assert weights(recorded) == weights(alone)
+
+
+def test_a_resumed_run_on_a_gpu_equals_one_that_never_stopped(tmp_path):
+    case = next(case for case in CASES if case.name == "scaffold")
+    whole = run(on_gpu(case), tmp_path / "whole")
+    run(on_gpu(case, rounds=2), tmp_path / "parts")
+    resumed = resume(tmp_path / "parts", rounds=4)
+    assert weights(resumed) == weights(whole)
+    assert rows(resumed) == rows(whole)
+
+
+def test_steps_are_recorded_and_played_on_a_gpu(tmp_path, monkeypatch):
+    made = []
+
+    class Watched(Graphs):
+        def __init__(self, *args):
+            super().__init__(*args)
+            made.append(self)
+
+        def close(self):
+            self.tapes = [t for slot in self._slots.values() for track in slot._tracks.values() for t in track._tapes]
+            super().close()
+
+    monkeypatch.setitem(ENGINES, "graphs", Watched)
+    run(on_gpu(CASES[0], rounds=6), tmp_path / "run")
+    assert made[0].tapes
