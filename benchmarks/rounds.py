@@ -22,6 +22,8 @@ from peers.environments import NEEDS, python_of
 from peers.meter import Failed, Measured, measure
 from peers.task import MARK, WORKS, Work
 
+GPU = ("graphs", "tf32", "bf16")
+CPU = [key for key, work in WORKS.items() if work.hardware == "cpu"]
 PEERS = Path(__file__).parent / "peers"
 SCRIPTS = {
     "bare": ("bare.py",),
@@ -30,6 +32,9 @@ SCRIPTS = {
     "serial": ("ours.py", "serial"),
     "pool": ("ours.py", "pool"),
     "stacked": ("ours.py", "stacked"),
+    "graphs": ("ours.py", "graphs"),
+    "tf32": ("ours.py", "tf32"),
+    "bf16": ("ours.py", "bf16"),
 }
 ALONE = {
     "PYTHONPATH": os.pathsep.join([str(PEERS), *filter(None, [os.environ.get("PYTHONPATH")])]),
@@ -85,6 +90,13 @@ def _ratio(ours: list[Measured], bare: list[Measured], column: str) -> str:
     return f"{statistics.median(getattr(a, column) / getattr(b, column) for a, b in zip(ours, bare, strict=True)):.3f}"
 
 
+def fits(name: str, work: Work) -> bool:
+    """Whether a system can do a workload: peers know no unequal widths, and are not set up for a GPU here."""
+    if work.hardware == "cuda":
+        return name in ("bare", "serial", *GPU)
+    return name not in GPU and not (work.widths and name in NEEDS)
+
+
 def names(text: str, known: dict[str, object]) -> list[str]:
     """Names that were given with commas."""
     given = [name for name in text.split(",") if name]
@@ -95,9 +107,9 @@ def names(text: str, known: dict[str, object]) -> list[str]:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads", type=lambda text: names(text, dict(WORKS)), default=list(WORKS))
+    parser.add_argument("--workloads", type=lambda text: names(text, dict(WORKS)), default=CPU)
     parser.add_argument("--systems", type=lambda text: names(text, dict(SCRIPTS)), default=list(SCRIPTS))
-    parser.add_argument("--rounds", type=int, help="rounds that are timed (W1: 5, W2 and W3: 2, W4: 20)")
+    parser.add_argument("--rounds", type=int, help="rounds that are timed (W1: 5, W2 and W3: 2, W4: 20, W5: 5)")
     parser.add_argument("--reps", type=int, default=3, help="how often every system runs (default: 3)")
     parser.add_argument("--limit", type=float, default=900, help="most seconds of one process (default: 900)")
     return parser.parse_args()
@@ -109,7 +121,7 @@ def main() -> None:
     for key in told.workloads:
         work = WORKS[key]
         rounds = told.rounds or work.rounds
-        able = [name for name in ready if not (work.widths and name in NEEDS)]  # peers know no unequal widths
+        able = [name for name in ready if fits(name, work)]
         found: dict[str, list[Measured]] = {name: [] for name in able}
         for _ in range(told.reps):
             for name in able:

@@ -48,6 +48,8 @@ def main() -> None:
     for _ in range(rounds):
         cohort = torch.randperm(work.clients)[: work.cohort].tolist()
         whole = width_round(work, nets, whole, cohort) if work.widths else whole_round(work, nets[0], whole, cohort)
+        if work.hardware == "cuda":
+            torch.cuda.synchronize()
         mark()
 
 

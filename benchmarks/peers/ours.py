@@ -1,6 +1,7 @@
 """Potluck: a run as a user starts it, with its ledger and a checkpoint after every round, on a named engine.
 
-"stacked" is the serial engine with twenty clients trained in one go.
+"stacked" is the serial engine with forty clients trained in one go; "tf32" and "bf16" are graphs with faster
+arithmetic.
 """
 
 from __future__ import annotations
@@ -17,6 +18,12 @@ from potluck.data import from_arrays
 from potluck.models import Menagerie, make_spec
 from potluck.run import run
 from potluck.run.session import Silent
+
+ENGINES: dict[str, dict[str, Any]] = {
+    "stacked": {"engine": "serial", "stack": 40},
+    "tf32": {"engine": "graphs", "precision": "tf32", "channels_last": True},
+    "bf16": {"engine": "graphs", "precision": "bf16", "channels_last": True},
+}
 
 
 class Marks(Silent):
@@ -35,11 +42,13 @@ def settings(work: Work, rounds: int, engine: str) -> dict[str, Any]:
         "model": {"name": work.net},
         "local": {"lr": LR, "epochs": 1, "batch": work.batch},
         "score": {"every": 10**6, "clients": 0},
-        "run": {"engine": "serial", "stack": 40} if engine == "stacked" else {"engine": engine},
+        "method": {"name": "fedavg", "bn_eval": "batch"},
+        "run": {**ENGINES.get(engine, {"engine": engine}), "hardware": work.hardware},
     }
     if work.widths:
-        # Label masks and scalers are HeteroFL's own; the bare loop has neither.
-        found["method"] = {"name": "heterofl", "label_mask": False, "scaler": False, "bn_eval": "batch"}
+        # Label masks and scalers are these methods' own; the bare loop has neither.
+        name = "fedrolex" if work.hardware == "cuda" else "heterofl"
+        found["method"] = {"name": name, "label_mask": False, "scaler": False, "bn_eval": "batch"}
         found["tier"] = [{"name": f"width {width}", "width": float(width)} for width in work.widths]
     return found
 

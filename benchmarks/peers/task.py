@@ -34,6 +34,7 @@ class Work:
     """Rounds that are timed, after one that is not."""
     widths: tuple[float, ...] = ()
     """Client i has the width i modulo their number; none: all have the whole network."""
+    hardware: str = "cpu"
 
 
 WORKS = {
@@ -42,6 +43,11 @@ WORKS = {
     # Ten clients, so that every cohort holds every width twice and all systems do the same work.
     "W3": Work("ResNet18, five widths", "resnet18", (3, 32, 32), 10, 100, 10, 32, 2, (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16)),
     "W4": Work("MLP, 8x8", "mlp", (1, 8, 8), 10_000, 20, 200, 20, rounds=20),
+    "W5": Work("PreResNet18, 32x32, on a GPU", "preresnet18", (3, 32, 32), 100, 500, 10, 10, 5, hardware="cuda"),
+    "W5m": Work(
+        *("PreResNet18, five widths, on a GPU", "preresnet18", (3, 32, 32), 10, 500, 10, 10, 5),
+        *((1, 1 / 2, 1 / 4, 1 / 8, 1 / 16), "cuda"),
+    ),
 }
 
 
@@ -70,9 +76,15 @@ def data(work: Work) -> tuple[Tensor, Tensor]:
     return torch.rand(rows, *work.shape, generator=draw), torch.randint(0, CLASSES, (rows,), generator=draw)
 
 
-def shard(work: Work, client: int) -> tuple[Tensor, Tensor]:
-    """One client's examples."""
+@lru_cache(maxsize=1)
+def moved(work: Work) -> tuple[Tensor, Tensor]:
     x, y = data(work)
+    return x.to(work.hardware), y.to(work.hardware)
+
+
+def shard(work: Work, client: int) -> tuple[Tensor, Tensor]:
+    """One client's examples, where the networks are."""
+    x, y = moved(work)
     rows = slice(client * work.samples, (client + 1) * work.samples)
     return x[rows], y[rows]
 
@@ -81,7 +93,7 @@ def fit(net: nn.Module, x: Tensor, y: Tensor, batch: int) -> None:
     """One epoch as one would write it."""
     optimiser = torch.optim.SGD(net.parameters(), lr=LR)
     net.train()
-    for rows in torch.randperm(len(y)).split(batch):
+    for rows in torch.randperm(len(y)).to(y.device).split(batch):
         optimiser.zero_grad()
         functional.cross_entropy(net(x[rows]), y[rows]).backward()
         optimiser.step()
@@ -89,7 +101,8 @@ def fit(net: nn.Module, x: Tensor, y: Tensor, batch: int) -> None:
 
 def network(work: Work, width: float = 1.0) -> nn.Module:
     """The workload's network; its tensors have the shapes of Potluck's own, which `ours.py` checks."""
-    return {"lenet": lenet, "resnet18": resnet18, "mlp": mlp}[work.net](work.shape, width)
+    known = {"lenet": lenet, "resnet18": resnet18, "mlp": mlp, "preresnet18": preresnet18}
+    return known[work.net](work.shape, width).to(work.hardware)
 
 
 def lenet(shape: tuple[int, ...], width: float) -> nn.Module:
@@ -131,3 +144,36 @@ def resnet18(shape: tuple[int, ...], width: float) -> nn.Module:
         blocks += [Block(before, after, 2 if stage else 1), Block(after, after, 1)]
     stem = (*convolution(shape[0], sizes[0], 3, 1), nn.ReLU())
     return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(sizes[-1], CLASSES))
+
+
+def ready(channels: int) -> nn.Module:
+    """A norm without running statistics, and a ReLU."""
+    return nn.Sequential(nn.BatchNorm2d(channels, track_running_stats=False), nn.ReLU())
+
+
+class PreBlock(nn.Module):
+    """Two pre-activated 3x3 convolutions and a way around them."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.enter, self.between = ready(before), ready(after)
+        self.first = nn.Conv2d(before, after, 3, stride, 1, bias=False)
+        self.second = nn.Conv2d(after, after, 3, 1, 1, bias=False)
+        same = before == after and stride == 1
+        self.around = None if same else nn.Conv2d(before, after, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        entered = self.enter(x)
+        beside: Tensor = x if self.around is None else self.around(entered)
+        return beside + self.second(self.between(self.first(entered)))
+
+
+def preresnet18(shape: tuple[int, ...], width: float) -> nn.Module:
+    sizes = [math.ceil(width * size) for size in (64, 64, 128, 256, 512)]
+    blocks: list[nn.Module] = []
+    for stage in range(4):
+        before, after = sizes[stage : stage + 2]
+        blocks += [PreBlock(before, after, 2 if stage else 1), PreBlock(after, after, 1)]
+    stem = nn.Conv2d(shape[0], sizes[0], 3, 1, 1, bias=False)
+    last = (ready(sizes[-1]), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(sizes[-1], CLASSES))
+    return nn.Sequential(stem, *blocks, *last)
