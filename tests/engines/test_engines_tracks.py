@@ -194,6 +194,26 @@ def test_varied_batches_are_varied_as_in_a_fit():
     assert same(numbers(net), numbers(other))
 
 
+@dataclass(frozen=True)
+class Cut:
+    """Cuts inputs to what most rows need; the steady way keeps zeros that add nothing."""
+
+    steady = None
+
+    def __call__(self, batch):
+        return {**batch, "x": functional.pad(batch["x"][:, :3], (0, 1))}
+
+
+def test_batches_cut_to_a_length_of_their_own_are_taken_whole():
+    net, other, columns = chain(), chain(), rows().columns
+    data = Examples({**columns, "x": functional.pad(columns["x"][:, :3], (0, 1))}, torch.arange(11), Cut())
+    track = slot().track(wish(net, examples=data), True)
+    assert track.examples.prepare is None
+    played(track, wish(net, examples=data))
+    wish(other, examples=data).granted()
+    assert same(numbers(net), numbers(other))
+
+
 def test_recipes_tell_apart_what_is_another_operation_and_nothing_else():
     net = chain()
     plain = recipe(wish(net), False)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 
@@ -68,6 +68,8 @@ class Trim:
     """Cuts a batch to its longest row: padding in common is not computed with."""
 
     pad: int
+    steady: ClassVar[None] = None
+    """What stands in for this where every batch must have one shape: nothing, for networks do not look at padding."""
 
     def __call__(self, batch: dict[str, Tensor]) -> Batch:
         x = batch["x"]

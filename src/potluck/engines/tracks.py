@@ -50,7 +50,9 @@ class Track:
         if not resident:
             columns = {name: torch.empty_like(wish.examples.column(name)) for name in columns}
         self.resident = resident
-        self.examples = Examples(columns, None, wish.examples.prepare, wish.examples.vary)
+        # What cuts batches to a length of their own has a stand-in that does not: a recorded step has one shape.
+        prepare = getattr(wish.examples.prepare, "steady", wish.examples.prepare)
+        self.examples = Examples(columns, None, prepare, wish.examples.vary)
         self._room(0, 0, None)
         self._warm: Counter[Kind] = Counter()
         self._tapes: dict[Kind, Tape] = {}
