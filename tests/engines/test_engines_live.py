@@ -79,3 +79,18 @@ def test_tied_weights_stay_tied():
         net[0].weight.fill_(2.0)
     assert (one.rest()["1.weight"] == 2).all()
     assert one.rest().keys() == {"0.weight", "0.bias", "1.weight", "1.bias"}
+
+
+def test_kernels_with_their_channels_innermost_are_the_same_numbers():
+    plain, last = live(), Live(SPEC, ZOO.build(Model(SPEC), stream(0, "net")), channels_last=True)
+    kernels = [tensor for tensor in last.net.parameters() if tensor.dim() == 4]
+    assert kernels
+    assert all(kernel.is_contiguous(memory_format=torch.channels_last) for kernel in kernels)
+    assert digest(last.rest()) == digest(plain.rest())
+    last.fill(live(1).rest())
+    assert digest(unpack(pack(last.rest()))) == digest(live(1).rest())
+    mean, other = OverlapMean(plain.rest()), OverlapMean(plain.rest())
+    for rest in (plain.rest(), last.rest()):
+        mean.add(rest, WHOLE, 0.3)
+        other.add(loose(rest), WHOLE, 0.3)
+    assert digest(mean.value()) == digest(other.value())

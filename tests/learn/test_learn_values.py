@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from potluck.core import NOTHING, Examples
-from potluck.learn import Classify, CrossEntropy, Pull, clipped
+from potluck.core import NOTHING, Examples, Model, Spec
+from potluck.learn import Classify, CrossEntropy, Frozen, Pull, changed, clipped, form, leaves
 
 
 def test_fp1_the_pull_is_the_gradient_of_the_penalty():
@@ -115,3 +115,36 @@ def test_scoring_neither_trains_nor_leaves_a_trace():
 
 def test_a_problems_loss_is_a_value():
     assert Classify(3).loss == Classify(9).loss == CrossEntropy()
+
+
+def test_values_of_one_form_differ_in_nothing_but_numbers():
+    one, other = (Pull({"w": torch.full((2,), number)}, 0.5) for number in (1.0, 2.0))
+    assert form(one) == form(other)
+    assert form(one) != form(Pull({"w": torch.ones(2)}, 0.6))
+    assert form(one) != form(Pull({"w": torch.ones(3)}, 0.5))
+    assert form(one) != form(Pull({"v": torch.ones(2)}, 0.5))
+    assert form([one]) != form(one)
+
+
+def test_a_network_in_a_value_goes_by_which_it_is():
+    net, twin = nn.Linear(2, 2), nn.Linear(2, 2)
+    assert form(Frozen(net)) == form(Frozen(net)) != form(Frozen(twin))
+
+
+def test_the_tensors_of_a_value_come_in_an_order_of_their_names():
+    pull = Pull({"b": torch.tensor(2.0), "a": torch.tensor(1.0)}, 0.5)
+    assert [float(tensor) for tensor in leaves((pull, [torch.tensor(3.0)]))] == [1.0, 2.0, 3.0]
+
+
+def test_a_value_can_have_other_tensors_in_the_same_places():
+    pull = Pull({"w": torch.ones(2)}, 0.5)
+    doubled = changed((pull, Model(Spec("x"), {"w": torch.ones(1)}), "text"), lambda tensor: tensor * 2)
+    assert doubled[0].towards["w"].tolist() == [2.0, 2.0]
+    assert doubled[1].arrays["w"].tolist() == [2.0]
+    assert (doubled[0].strength, doubled[2]) == (0.5, "text")
+    assert pull.towards["w"].tolist() == [1.0, 1.0]
+
+
+def test_what_may_hide_numbers_is_refused():
+    with pytest.raises(TypeError, match="a function is no value that can be looked into"):
+        form(lambda net, batch: None)

@@ -58,3 +58,14 @@ def test_the_whole_is_itself_and_a_mask_silences():
     assert WHOLE.take(WEIGHT) is WEIGHT
     masked = Mask({"w": WEIGHT["w"] > 20}).take(WEIGHT)["w"]
     assert masked.sum().item() == 21 + 22 + 23
+
+
+def test_index_lists_are_brought_to_the_tensors_once_and_shared():
+    axis = Axis("units", 40)
+    found = part({"in": (axis, None), "out": (None, axis)}, lambda axis: range(0, 40, 2))
+    assert found.on(torch.device("cpu")) is found
+    moved = found.on(torch.device("meta"))
+    lists = [moved.places["in"].dims[0], moved.places["out"].dims[1]]
+    assert lists[0] is lists[1]
+    assert lists[0].device.type == "meta"
+    assert (moved.units, moved.entire) == (found.units, found.entire)
