@@ -21,11 +21,12 @@ from potluck.methods import (
     FedProx,
     FedYogi,
     FjORD,
+    Moss,
 )
 from potluck.methods import Local as Alone
 from potluck.parts import Adagrad, Adam, AdamW, Momentum, Replace, Yogi
 
-AVERAGING = {name: kind for name, kind in METHODS.items() if issubclass(kind, Averaging) and kind is not FjORD}
+AVERAGING = {name: kind for name, kind in METHODS.items() if issubclass(kind, Averaging) and kind not in (FjORD, Moss)}
 SHARES = ["whole", "layerwise", "per_arch"]
 RULES = {
     "fedavg": Replace,
