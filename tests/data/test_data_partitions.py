@@ -46,6 +46,9 @@ ALL = [
     Data(clients=1000),
     Data(clients=1000, partition="labels", samples=5),
     Data(clients=1000, partition="dirichlet", samples=5),
+    Data(clients=7, partition="groups"),
+    Data(clients=9, partition="groups", groups=3, held_out="users", samples=20),
+    Data(clients=20, partition="dirichlet", alpha=0.1, held_out="users"),
 ]
 
 

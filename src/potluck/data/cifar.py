@@ -73,7 +73,7 @@ def _read(data: Data, layout: Layout) -> Source:
     x, y = _images(train, layout)
     x_test, y_test = _images([test], layout)
     scale = "standard" if data.scale == "standard" else layout.scale
-    source = from_arrays(x, y, None, x_test, y_test, names=layout.names, scale=scale, name=str(folder))
+    source = from_arrays(x, y, None, x_test, y_test, names=layout.names, size=data.size, scale=scale, name=str(folder))
     return replace(source, classes=layout.classes)
 
 

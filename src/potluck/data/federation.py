@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -10,9 +11,10 @@ import torch
 from potluck.core import Examples, SettingsError, dice
 from potluck.data import partition as deals
 from potluck.data.augment import CropFlip
-from potluck.data.pool import Pool, Rows, spread
+from potluck.data.pool import Pool, Rows, kinds_of, spread, whole_users
 from potluck.data.settings import Data
 from potluck.data.source import Source
+from potluck.data.unrelated import unrelated
 
 DRAWN = 20
 """Samples of each client in a population larger than the data, where data.samples does not say."""
@@ -46,26 +48,30 @@ class Federation:
     """Who holds which rows of a source: a pure function of source, settings and seed.
 
     The server's sets and the clients' training rows are disjoint. A client's own validation and test rows come from
-    the server's sets in the client's label mix, so clients may share them; with the partition "user" they are the
-    user's own rows.
+    the server's sets in the client's label mix, so clients may share them; with the partitions "user" and "groups" they
+    are its users' own rows, unless whole users are held out. `public`: another source, of which the server's public
+    rows are.
     """
 
-    def __init__(self, source: Source, data: Data, seed: int) -> None:
+    def __init__(self, source: Source, data: Data, seed: int, public: Source | None = None) -> None:
         self.classes, self.shape = source.classes, source.shape
         self._data, self._seed = data, seed
         _check(source, data)
-        self._users = source.users.numpy() if data.partition == "user" and source.users is not None else None
+        natural = data.partition in ("user", "groups")
+        self._users, self._named = _users(source) if natural or data.held_out == "users" else (np.zeros(0, np.int64), 0)
+        self._owning = natural and data.held_out == "rows"
         cuts = self._cut(source)
-        kinds, count = _kinds(source.train, source.classes)
+        kinds, count = kinds_of(source.train, source.classes)
         train, validation, test = (
             Pool(source.train.pick(torch.from_numpy(cuts[name])), kinds[cuts[name]], count)
             for name in ("train", "validation", "test")
         )
-        if source.test is not None and self._users is None:
-            test = Pool(source.test, _kinds(source.test, source.classes)[0], count)
+        if source.test is not None and not self._owning:
+            test = Pool(source.test, kinds_of(source.test, source.classes)[0], count)
         train.examples.vary = CropFlip() if data.augment == "crop_flip" else None
         self._train, self._validation, self._test = train, validation, test
-        self.public = source.train.pick(torch.from_numpy(cuts["public"]))
+        rows = torch.from_numpy(cuts["public"])
+        self.public = source.train.pick(rows) if public is None else unrelated(public, source, data, seed)
         self.validation = validation.examples
         self.test = source.test if source.test is not None else test.examples
         self.clients = data.clients
@@ -86,10 +92,13 @@ class Federation:
     def _cut(self, source: Source) -> dict[str, Rows]:
         """The source's training rows, cut into the four sets."""
         data, rows = self._data, len(source.train)
-        strata = self._users if self._users is not None else _kinds(source.train, source.classes)[0]
+        strata = self._users if self._owning else kinds_of(source.train, source.classes)[0]
         order = spread(strata, dice(self._seed, "pools"))
-        test = 0 if source.test is not None and self._users is None else round(data.test * rows)
-        ends = np.cumsum([test, round(data.validation * rows), data.public])
+        test = 0 if source.test is not None and not self._owning else round(data.test * rows)
+        held = np.cumsum([test, round(data.validation * rows)])
+        if data.held_out == "users":
+            order, held = whole_users(self._users, order, held, dice(self._seed, "strangers"))
+        ends = [*held, held[-1] + data.public]
         if ends[-1] >= rows:
             raise SettingsError(
                 f"data.test, data.validation and data.public take {ends[-1]} of {rows} rows "
@@ -101,21 +110,41 @@ class Federation:
         }
 
     def _deal(self, cuts: dict[str, Rows]) -> None:
-        """Say who holds which training rows and, with the partition "user", which of the others."""
+        """Say who holds which training rows and, where users keep their own, which of the others."""
         self._mine: dict[str, deals.Deal] = {}
-        if self._users is None:
+        if self._data.partition not in ("user", "groups"):
             self._hands: deals.Partition = self._partition()
             return
-        data = self._data
-        order = dice(self._seed, "users").permutation(int(self._users.max()) + 1)
+        deal = self._by_user(cuts["train"]) if self._data.partition == "user" else self._by_groups(cuts["train"])
+        self._hands = deal("train", cuts["train"], self._data.samples)
+        if self._owning:
+            self._mine["validation"] = deal("validation", cuts["validation"], self._data.client_validation)
+            self._mine["test"] = deal("test", cuts["test"], self._data.client_test)
+
+    def _by_user(self, train: Rows) -> Callable[[str, Rows, int | None], deals.Deal]:
+        """How rows are dealt to one client per user."""
+        order = dice(self._seed, "users").permutation(self._named)
         # Who has so few rows that none is left to train on is no client.
-        order = order[np.isin(order, self._users[cuts["train"]])][: data.clients]
+        order = order[np.isin(order, self._users[train])][: self._data.clients]
+        if not len(order):
+            raise SettingsError("data.partition = 'user' finds no user with rows left to train on; lower data.test")
         self.clients = len(order)
-        most = {"train": data.samples, "validation": data.client_validation, "test": data.client_test}
-        for name, limit in most.items():
-            rng = dice(self._seed, "partition", name)
-            self._mine[name] = deals.by_user(self._users[cuts[name]], order, limit, rng)
-        self._hands = self._mine["train"]
+
+        def deal(name: str, rows: Rows, most: int | None) -> deals.Deal:
+            return deals.by_user(self._users[rows], order, most, dice(self._seed, "partition", name))
+
+        return deal
+
+    def _by_groups(self, train: Rows) -> Callable[[str, Rows, int | None], deals.Deal]:
+        """How rows are dealt to clients of groups of users."""
+        users, clients = self._users, self._data.clients
+        count = self._data.groups or clients
+        groups = deals.grouped(users[train], int(users.max()) + 1, count, dice(self._seed, "groups"))
+
+        def deal(name: str, rows: Rows, most: int | None) -> deals.Deal:
+            return deals.by_groups(users[rows], groups, clients, most, dice(self._seed, "partition", name))
+
+        return deal
 
     def _partition(self) -> deals.Partition:
         data, pool, rng = self._data, self._train, dice(self._seed, "partition")
@@ -148,8 +177,11 @@ class Federation:
 
 
 def _check(source: Source, data: Data) -> None:
-    if data.partition == "user" and source.users is None:
-        raise SettingsError(f"data.partition = 'user' needs a user column, and {source.name} has none; choose another")
+    for name, value in (("partition", data.partition), ("held_out", data.held_out)):
+        if value in ("user", "groups", "users") and source.users is None:
+            raise SettingsError(
+                f"data.{name} = '{value}' needs a user column, and {source.name} has none; choose another"
+            )
     if data.partition in ("labels", "dirichlet") and (source.classes == 0 or source.train.columns["y"].dim() > 1):
         raise SettingsError(f"data.partition = '{data.partition}' needs one class per row; choose 'iid' or 'user'")
     if data.augment == "crop_flip" and len(source.shape) != 3:
@@ -158,9 +190,10 @@ def _check(source: Source, data: Data) -> None:
         raise SettingsError(f"data.labels = {data.labels}, but {source.name} has {source.classes} classes; lower it")
 
 
-def _kinds(examples: Examples, classes: int) -> tuple[Rows, int]:
-    """The kind of each row and how many kinds there are: classes, or one kind where rows have no single class."""
-    y = examples.column("y")
-    if classes == 0 or y.dim() > 1:
-        return np.zeros(len(examples), np.int64), 1
-    return y.numpy(), classes
+def _users(source: Source) -> tuple[Rows, int]:
+    """Whose each row is, and how many users have a name: nobody's rows count as users of one row each, after these."""
+    assert source.users is not None
+    users = source.users.numpy().copy()
+    named, alone = int(users.max()) + 1, users < 0
+    users[alone] = named + np.arange(np.count_nonzero(alone))
+    return users, named

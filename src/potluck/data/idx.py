@@ -25,7 +25,7 @@ def read(data: Data) -> Source:
     x, y = _pair(folder, "train")
     has_test = any(folder.glob("t10k-images*"))
     x_test, y_test = _pair(folder, "t10k") if has_test else (None, None)
-    return from_arrays(x, y, None, x_test, y_test, scale=data.scale, name=str(folder))
+    return from_arrays(x, y, None, x_test, y_test, size=data.size, scale=data.scale, name=str(folder))
 
 
 def _pair(folder: Path, side: str) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-"""NumPy's npz files: x and y, if there a column of users, class names and a test set."""
+"""NumPy's npz files: x and y, and if there a column of users, names, a test set, or where recordings begin."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from potluck.core import InputError
 from potluck.data.guard import PIECE, fault, fill, found, looks_pickled, pickled, unfolds
 from potluck.data.settings import Data
 from potluck.data.source import Array, Source, from_arrays
+from potluck.data.windows import windows
 
 USERS = ("user", "subject", "speaker")
-"""Names under which a file may say whose row each is; the first one there counts."""
+"""Names under which a file may say whose row each is; the first one there counts. Where it has their plural too, the
+column holds places in that list of names, in which an empty name is nobody's."""
 
 _BROKEN = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError, ValueError)
 """What a damaged zip file makes its reader raise; EINVAL when it points to before its own start."""
 
 
 def read(data: Data) -> Source:
-    """One npz file with x, y and optionally user (or subject, speaker), classes (names), x_test, y_test."""
+    """One npz file with x, y and optionally user (or subject, speaker), classes (names), x_test, y_test, off."""
     path = found(data.path, data.name)
     if path.is_dir():
         raise InputError(f"{data.path}: a folder; set data.path to the npz file")
@@ -55,7 +57,7 @@ class _Sips(BufferedReader):
 def _arrays(file: zipfile.ZipFile, path: Path) -> dict[str, Array]:
     if any(name.endswith((".pkl", ".pickle")) for name in file.namelist()):
         raise pickled(path)
-    known = {*USERS, "x", "y", "x_test", "y_test", "classes"}
+    known = {*USERS, *(f"{name}s" for name in USERS), "off", "x", "y", "x_test", "y_test", "classes"}
     members = [entry for entry in file.infolist() if entry.filename.removesuffix(".npy") in known]
     if any(entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for entry in members):
         raise fault(path, "compressed in a way that NumPy does not write; save it again with numpy.savez")
@@ -95,19 +97,45 @@ def _source(arrays: dict[str, Array], data: Data, name: str) -> Source:
     for wanted in ("x", "y"):
         if wanted not in arrays:
             raise InputError(f"{name}: no array named {wanted}; save it with numpy.savez(path, x=..., y=...)")
-    user = next((arrays[key] for key in USERS if key in arrays), None)
+    x, y, user = arrays["x"], arrays["y"], _who(arrays, name)
+    if "off" in arrays:
+        x, recording = windows(x, arrays["off"], data.window, name)
+        y = _of(y, recording, arrays["off"], name)
+        user = None if user is None else _of(user, recording, arrays["off"], name)
+    elif data.window:
+        raise InputError(f"{name}: data.window = {data.window}, but no 'off' says where recordings begin; leave it out")
     classes = arrays.get("classes")
     names = tuple(map(str, classes.tolist())) if classes is not None and classes.ndim == 1 else ()
     return from_arrays(
-        _shaped(arrays["x"], data, name),
-        arrays["y"],
+        _shaped(x, data, name),
+        y,
         user,
         _shaped(arrays["x_test"], data, name) if "x_test" in arrays else None,
         arrays.get("y_test"),
         names=names,
+        size=data.size,
         scale=data.scale,
         name=name,
     )
+
+
+def _who(arrays: dict[str, Array], name: str) -> Array | None:
+    """Whose each row is, by name where names are given."""
+    key = next((key for key in USERS if key in arrays), None)
+    if key is None or f"{key}s" not in arrays:
+        return None if key is None else arrays[key]
+    column, names = arrays[key], arrays[f"{key}s"]
+    places = np.issubdtype(column.dtype, np.integer) and names.ndim == 1
+    if not places or (column.size and not 0 <= column.min() <= column.max() < len(names)):
+        raise InputError(f"{name}: {key} must hold places in the list {key}s, whole numbers from 0 to {len(names) - 1}")
+    return names[column]
+
+
+def _of(column: Array, recording: Array, off: Array, name: str) -> Array:
+    """A column of recordings as one of windows."""
+    if column.shape != (len(off) - 1,):
+        raise InputError(f"{name}: a column of shape {column.shape}; off names {len(off) - 1} recordings")
+    return column[recording]
 
 
 def _shaped(x: Array, data: Data, name: str) -> Array:

@@ -6,13 +6,14 @@ A population that the data suffices for divides it up once, at the start (`Deal`
 
 from __future__ import annotations
 
+import heapq
 import math
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.core import dice
+from potluck.core import SettingsError, dice
 from potluck.data.pool import Counts, Pool, Rows
 from potluck.data.settings import Data
 
@@ -160,3 +161,40 @@ def by_user(users: Rows, order: Rows, most: int | None, rng: np.random.Generator
     rows = rng.permutation(len(users))
     owners = seats[users[rows]]
     return Deal(rows[owners >= 0], owners[owners >= 0], len(order), most)
+
+
+def grouped(users: Rows, count: int, groups: int, rng: np.random.Generator) -> Rows:
+    """The group of each of `count` users, by number; -1 for users without rows.
+
+    Groups get nearly equal rows: the largest users first, ties by lot, each to the group that has the fewest so far.
+    """
+    sizes = np.bincount(users, minlength=count)
+    order = rng.permutation(len(sizes))
+    order = order[np.argsort(-sizes[order], kind="stable")][: np.count_nonzero(sizes)]
+    if len(order) < groups:
+        raise SettingsError(
+            f"data.partition = 'groups' has {len(order)} users for {groups} groups; set data.groups lower"
+        )
+    found, least = np.full(len(sizes), -1), [(0, group) for group in range(groups)]
+    for user in order:
+        held, group = heapq.heappop(least)
+        found[user] = group
+        heapq.heappush(least, (held + int(sizes[user]), group))
+    return found
+
+
+def by_groups(users: Rows, groups: Rows, clients: int, most: int | None, rng: np.random.Generator) -> Deal:
+    """The rows of each group divided among its clients, at most so many each. `groups`: the group of each user.
+
+    Clients share groups in order: with six clients and three groups, the first two have the first group.
+    """
+    count = int(groups.max()) + 1
+    of_client = np.arange(clients) * count // clients
+    first, sharers = np.searchsorted(of_client, np.arange(count)), np.bincount(of_client)
+    rows = rng.permutation(len(users))
+    rows = rows[groups[users[rows]] >= 0]
+    rows = rows[np.argsort(groups[users[rows]], kind="stable")]
+    owner = groups[users[rows]]
+    sizes = np.bincount(owner, minlength=count)
+    ranks = np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return Deal(rows, first[owner] + ranks % sharers[owner], clients, most)

@@ -77,3 +77,25 @@ def spread(kinds: NDArray[Any], rng: np.random.Generator) -> Rows:
     ranks = np.concatenate([np.arange(size) for size in sizes])
     places = (ranks + rng.random(len(order))) / np.repeat(sizes, sizes)
     return order[np.argsort(places, kind="stable")]
+
+
+def kinds_of(examples: Examples, classes: int) -> tuple[Rows, int]:
+    """The kind of each row and how many kinds there are: classes, or one kind where rows have no single class."""
+    y = examples.column("y")
+    if classes == 0 or y.dim() > 1:
+        return np.zeros(len(examples), np.int64), 1
+    return y.numpy(), classes
+
+
+def whole_users(users: Rows, order: Rows, ends: Rows, rng: np.random.Generator) -> tuple[Rows, Rows]:
+    """This order of rows with those of whole users first, drawn by lot, and ends moved to where a user ends."""
+    places = rng.permutation(int(users.max()) + 1)[users]
+    between = np.cumsum(np.bincount(places))
+    moved, last = [], 0
+    for size in np.diff(ends, prepend=0):
+        free = between[between > last]
+        if size and len(free):
+            last = int(free[np.argmin(np.abs(free - last - size))])
+        moved.append(last)
+    first = np.argsort(places, kind="stable")[:last]
+    return np.concatenate([first, order[~np.isin(order, first)]]), np.array(moved)

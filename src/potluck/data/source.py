@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from potluck.core import Batch, Examples, InputError, Prepare
+from potluck.data.resize import resized
 
 Array = NDArray[Any]
 
@@ -56,7 +57,7 @@ class Source:
     shape: tuple[int, ...]
     """Of one input."""
     users: Tensor | None = None
-    """Whose row each training row is, counted from 0."""
+    """Whose row each training row is, counted from 0; -1: nobody's."""
     names: tuple[str, ...] = ()
     """Of the classes, where known."""
     tokens: int = 0
@@ -77,23 +78,25 @@ def from_arrays(
     y_test: ArrayLike | None = None,
     *,
     names: tuple[str, ...] = (),
+    size: tuple[int, ...] = (),
     scale: Scale | str = "auto",
     name: str = "arrays",
 ) -> Source:
     """Your own arrays as a source: x of (rows, ...), y of (rows,) whole numbers from 0 (or floats, to regress on).
 
-    `user` says whose row each is, in any values that can be compared. Arrays are shared where their type allows it,
-    not copied. `scale` is a `Scale`, or "auto" or "standard" as in `Data.scale`.
+    `user` says whose row each is, in any values that can be compared; an empty name is nobody's. Arrays are shared
+    where their type allows it, not copied. `size` is as in `Data.size`; `scale` is a `Scale`, or "auto" or "standard"
+    as in `Data.scale`.
     """
     if (x_test is None) != (y_test is None):
         raise InputError(f"{name}: x_test and y_test come together or not at all")
-    inputs, labels = _inputs(x, f"{name}: x"), _labels(y, f"{name}: y")
+    inputs, labels = _inputs(x, f"{name}: x", size), _labels(y, f"{name}: y")
     _aligned(name, x=inputs, y=labels)
     prepare = scale if isinstance(scale, Scale) else _fitting(inputs, scale)
     sides = [labels]
     test = None
     if x_test is not None and y_test is not None:
-        other, answers = _inputs(x_test, f"{name}: x_test"), _labels(y_test, f"{name}: y_test")
+        other, answers = _inputs(x_test, f"{name}: x_test", size), _labels(y_test, f"{name}: y_test")
         _aligned(name, x_test=other, y_test=answers)
         if other.shape[1:] != inputs.shape[1:] or other.dtype != inputs.dtype:
             raise InputError(
@@ -124,9 +127,13 @@ def _array(values: ArrayLike, what: str) -> Array:
     return found
 
 
-def _inputs(values: ArrayLike, what: str) -> Array:
-    """Bytes stay bytes, whole numbers become int64 (tokens), floats float32."""
-    found = _array(values, what)
+def _inputs(values: ArrayLike, what: str, size: tuple[int, ...]) -> Array:
+    """Bytes stay bytes, whole numbers become int64 (tokens), floats float32; images get this size."""
+    found = _typed(_array(values, what), what)
+    return resized(found, size, what) if size else found
+
+
+def _typed(found: Array, what: str) -> Array:
     if found.ndim < 2:
         raise InputError(f"{what} has the shape {found.shape}; give (rows, ...), one row per sample")
     if found.dtype == np.uint8:
@@ -176,11 +183,13 @@ def _classes(sides: list[Array], names: tuple[str, ...], name: str) -> int:
     return len(names) or count
 
 
-def _users(values: ArrayLike, rows: int, name: str) -> Tensor:
+def _users(values: ArrayLike, rows: int, name: str) -> Tensor | None:
     found = _array(values, f"{name}: user")
     if found.shape != (rows,):
         raise InputError(f"{name}: the user column has the shape {found.shape}; give one value for each of {rows} rows")
-    return torch.from_numpy(np.unique(found, return_inverse=True)[1].astype(np.int64))
+    known, which = np.unique(found, return_inverse=True)
+    nobody = int(known.dtype.kind == "U" and known[0] == "")  # sorted, it comes first
+    return torch.from_numpy(which.astype(np.int64) - nobody) if len(known) > nobody else None
 
 
 def _examples(x: Array, y: Array, prepare: Prepare | None) -> Examples:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from types import MappingProxyType
 
 import numpy as np
@@ -20,7 +21,7 @@ def _digits(data: Data) -> Source:
 
     found = load_digits()
     x = (found.images / 16).astype(np.float32)[:, None]
-    return from_arrays(x, found.target, names=tuple("0123456789"), scale=data.scale, name="digits")
+    return from_arrays(x, found.target, names=tuple("0123456789"), size=data.size, scale=data.scale, name="digits")
 
 
 _READERS: Mapping[str, Callable[[Data], Source]] = MappingProxyType(
@@ -41,7 +42,7 @@ _ABOUT: Mapping[str, str] = MappingProxyType(
         "cifar10": "CIFAR-10: a folder cifar-10-batches-bin in the official binary layout",
         "cifar100": "CIFAR-100, its fine classes: a folder cifar-100-binary in the official binary layout",
         "idx": "IDX files as of MNIST and Fashion-MNIST: a folder of train-images-idx3-ubyte(.gz) and so on",
-        "npz": "a NumPy file with x, y and optionally user (or subject, speaker), classes, x_test, y_test",
+        "npz": "a NumPy file with x, y and optionally user (or subject, speaker), classes, x_test, y_test, off",
         "sentences": 'texts or pairs with a label, as of GLUE: a .jsonl file of {"s1": ..., "s2": ..., "label": ...}',
         "tags": 'words with BIO tags: .jsonl of {"tokens": [...], "tags": [...]}; in a folder, every file is a user',
         "text": 'text by user, for the next word or character: a .jsonl file of {"user": ..., "lines": [...]}',
@@ -66,3 +67,13 @@ def load(data: Data) -> Source:
         raise InputError(f"{error.filename or data.path}: {error.strerror or error}; check data.path") from None
     except MemoryError:
         raise ResourceError(f"{data.path}: does not fit into this machine's memory; use a smaller file") from None
+
+
+def load_public(data: Data) -> Source | None:
+    """The other data set that public rows are taken from, where the settings name one."""
+    if not data.public_from.name:
+        return None
+    try:
+        return load(Data(**asdict(data.public_from)))
+    except (InputError, SettingsError) as error:
+        raise type(error)(f"data.public_from: {error}") from None
