@@ -42,9 +42,19 @@ def test_dense_networks_are_tapped_at_their_hidden_activations():
         assert (watched(torch.randn(3, 1, 8, 8))[1][0] >= 0).all()  # after the activation
 
 
-def test_the_blocks_of_a_text_are_columns_of_tokens():
-    spec = make_spec("transformer", input=(7,), classes=20)
-    assert {(stop.height, stop.width) for stop in stops(spec, Menagerie(spec))} == {(7, 1)}
+@pytest.mark.parametrize(("name", "sizes"), [("transformer", {}), ("bert", {"vocab": 30})])
+def test_the_blocks_of_a_text_are_columns_of_tokens(name, sizes):
+    spec = make_spec(name, depth=2, input=(7,), classes=20, **sizes)
+    found = stops(spec, Menagerie(spec))
+    assert [stop.name for stop in found] == ["body.0", "body.1"]
+    assert {(stop.height, stop.width) for stop in found} == {(7, 1)}
+
+
+def test_a_users_text_is_tapped_at_its_hidden_rows_of_tokens():
+    net = nn.Sequential(nn.Embedding(9, 6), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 9))
+    tokens = torch.zeros(2, 7, dtype=torch.long)
+    assert taps(net, tokens) == ("2",)
+    assert channels(net, tokens) == [(8, 7, 1)]
 
 
 class Own(nn.Module):

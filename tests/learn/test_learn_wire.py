@@ -106,6 +106,25 @@ def test_the_size_of_a_bridge_from_resnet18_to_lenet():
     assert transforms["1.weight"][-512:].numel() + transforms["1.bias"][-512:].numel() == 8_704
 
 
+def test_fitted_transforms_are_least_squares_over_all_batches():
+    """The teacher's channels are 2a + 1 and a - b of the student's, so that is what is found."""
+    maps = torch.randn(8, 2, 3, 3, generator=stream(0))
+    teacher = torch.stack([2 * maps[:, 0] + 1, maps[:, 0] - maps[:, 1]], 1)
+    bridge = Bridge((Stop("t", 2, 3, 3),), (Stop("s", 2, 3, 3),))
+    halves = [(bridge.goals([teacher[at]]), [maps[at]]) for at in (slice(0, 4), slice(4, 8))]
+    found = bridge.fitted(halves)
+    assert torch.allclose(found["0.weight"], torch.tensor([[2.0, 0.0], [1.0, -1.0]]), atol=0.01)
+    assert torch.allclose(found["0.bias"], torch.tensor([1.0, 0.0]), atol=0.01)
+
+
+def test_transforms_start_where_they_fit_best_unless_told_otherwise():
+    distances = {}
+    for start in ("fitted", "random"):
+        made = transfer(Wire(loss="location", epochs=1, batch=12, transforms=start, meta_lr=0.0))
+        distances[start] = made.run(rows(), 0.0, stream(0)).loss
+    assert distances["fitted"] < 0.7 * distances["random"]
+
+
 def test_without_learning_pairs_are_of_the_same_depth_and_all_count_alike():
     four, two = (tuple(Stop(f"{at}", 2, 1, 1) for at in range(count)) for count in (4, 2))
     down, up = Bridge(four, two, learned=False), Bridge(two, four, learned=False)

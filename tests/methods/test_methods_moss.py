@@ -17,6 +17,7 @@ from potluck.learn import Classify, Wire, merged
 from potluck.methods import FedAvg, Moss
 from potluck.methods.moss import PROXY
 from potluck.models import Menagerie, make_spec, register
+from potluck.report import write_report
 from potluck.run import assemble, experiment, resume, run
 
 STILL = Wire(epochs=0)
@@ -283,6 +284,13 @@ def test_a_users_network_takes_part_and_a_run_resumes_bit_for_bit(tmp_path):
     assert len(transfers) == 4 * 6
     assert {line["outcome"] for line in transfers} == {"accepted"}
     assert all(line["measured"]["bytes_down"] == 0 < line["modelled"]["flops"] for line in transfers)
+    told = transfers[0]["metrics"]
+    assert 0 <= told["fidelity"] <= 1
+    assert [len(told["loc"]), len(told["loc"][0])] == [len(names) for names in told["taps"]]
+    assert "metrics" not in next(line for line in lines if line.get("verb") == "train")
+    page = write_report([whole.folder], tmp_path / "report.html").read_text("utf-8")
+    assert page.count(f"&gt; {PROXY}, round 4</figcaption>") == 3
+    assert "Fidelity over rounds" in page
 
 
 def test_a_network_without_layers_to_tap_is_refused():

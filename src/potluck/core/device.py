@@ -68,7 +68,6 @@ class Zoo(Protocol):
     def scaled(self, spec: Spec, ratio: float) -> Spec: ...
     def counting(self, spec: Spec) -> Spec: ...
     def block(self, spec: Spec, name: str) -> int | None: ...
-    def taps(self, spec: Spec) -> tuple[str, ...]: ...
     def cost(self, spec: Spec, batch: int) -> Work: ...
 
 
@@ -138,3 +137,9 @@ class Device(Protocol):
 
     def observe(self, net: nn.Module, examples: Examples, batch: int) -> int:
         """Pass over examples in training mode without learning, so that norms gather statistics; batches seen."""
+
+    def predict(self, net: nn.Module, examples: Examples) -> Tensor:
+        """A network's scores for every row, as in evaluation."""
+
+    def charge(self, flops: int, memory: int) -> None:
+        """Counts work that a verb does in a loop of its own; `fit`, `observe` and `predict` count theirs."""

@@ -8,7 +8,7 @@ transform takes the student's map to the teacher's channels; the teacher's is re
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from potluck.learn.watch import Stop
+
+RIDGE = 1e-3
+"""How much the size of a fitted transform counts beside its error."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +105,24 @@ class Bridge:
             apart = (made - goals.maps[n]).square().mean((2, 3))
             total = total + (torch.cat([weights[m][:, n] for m in self.partners(n)], 1) * apart).sum(1).mean()
         return total
+
+    def fitted(self, seen: Iterable[tuple[Goals, Sequence[Tensor]]]) -> dict[str, Tensor]:
+        """Transforms that take a student's maps as near to a teacher's as they can: least squares over batches.
+
+        A little is asked of them to stay small, so that there is one answer where channels repeat each other.
+        """
+        squares, products = ([torch.zeros(())] * len(self.student) for _ in range(2))
+        for goals, maps in seen:
+            for n, features in enumerate(maps):
+                given, wanted = (each.movedim(1, -1).flatten(0, 2) for each in (features, goals.maps[n]))
+                given = torch.cat([given, given.new_ones(len(given), 1)], 1)
+                squares[n] = squares[n] + (given.T @ given).double() / len(given)
+                products[n] = products[n] + (given.T @ wanted).double() / len(given)
+        found: dict[str, Tensor] = {}
+        for n, (square, product) in enumerate(zip(squares, products, strict=True)):
+            solved = torch.linalg.solve(square + RIDGE * torch.eye(len(square)).to(square), product).float()
+            found |= {f"{n}.weight": solved[:-1].T.contiguous(), f"{n}.bias": solved[-1].contiguous()}
+        return found
 
     def flops(self) -> int:
         """Of the transforms of one sample, forward."""

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 K = TypeVar("K")
+ROWS = (2, 3)
+"""Dimensions of what dense layers return: a vector for each row or, of texts, for each token of each row."""
 
 
 @dataclass(eq=False)
@@ -52,26 +54,26 @@ def taps(net: nn.Module, example: Tensor) -> tuple[str, ...]:
     calls = _watched(net, example)
     seeing = [call for call in calls if isinstance(call.module, _ConvNd) and max(call.module.kernel_size) > 1]
     if any(len(call.shape) == 4 for call in seeing):
-        last = {at: part for part, at in _parts(calls, {call: call.places for call in seeing}, 4)}
+        last = {at: part for part, at in _parts(calls, {call: call.places for call in seeing}, (4,))}
         ends: dict[tuple[int, ...], Call] = {}
         for part in sorted(last.values(), key=lambda part: part.ended, reverse=True):
             free = [end for end in _chain(part, calls) if end.places not in ends]
             ends |= {end.places: end for end in free[-1:]}
         return tuple(end.path for end in sorted(ends.values(), key=lambda end: end.ended))
-    dense = {call: call.began for call in calls if isinstance(call.module, nn.Linear) and len(call.shape) == 2}
+    dense = {call: call.began for call in calls if isinstance(call.module, nn.Linear) and len(call.shape) in ROWS}
     scores = max(dense.values(), default=0)
-    return tuple(_chain(part, calls)[-1].path for part, at in _parts(calls, dense, 2) if at != scores)
+    return tuple(_chain(part, calls)[-1].path for part, at in _parts(calls, dense, ROWS) if at != scores)
 
 
-def _parts(calls: Sequence[Call], layers: Mapping[Call, K], dims: int) -> list[tuple[Call, K]]:
+def _parts(calls: Sequence[Call], layers: Mapping[Call, K], dims: Sequence[int]) -> list[tuple[Call, K]]:
     """The outermost modules whose layers all are of one kind, and that kind, in the order in which they end.
 
-    Only modules count that return a tensor of so many dimensions.
+    Only modules count that return a tensor of as many dimensions as one of these.
     """
     found: dict[Call, K] = {}
     for call in calls:
         kinds = {kind for layer, kind in layers.items() if call.holds(layer)}
-        if call.path and len(call.shape) == dims and len(kinds) == 1:
+        if call.path and len(call.shape) in dims and len(kinds) == 1:
             (found[call],) = kinds
     outer = [call for call in found if not any(other is not call and other.holds(call) for other in found)]
     return [(call, found[call]) for call in sorted(outer, key=lambda call: call.ended)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol, cast
 
 from torch import Tensor
 from torch.nn import functional
@@ -13,13 +12,6 @@ from potluck.learn.bridge import Bridge
 from potluck.learn.transfer import Transfer
 from potluck.learn.wire import Meta, Wire
 from potluck.parts import WHOLE, OverlapMean
-
-
-class Book(Protocol):
-    """Where a device notes its work: `fit` does so by itself, a loop of one's own must say what it took."""
-
-    flops: int
-    peak: int
 
 
 def taught(task: Task, device: Device, wire: Wire, flat: bool = False) -> Reply:
@@ -36,11 +28,14 @@ def taught(task: Task, device: Device, wire: Wire, flat: bool = False) -> Reply:
     )
     batch = len(public) if wire.full_batch else min(wire.batch, len(public))
     asked, trained = (device.zoo.cost(model.spec, batch) for model in (teacher, student))
-    flops, peak = effort(wire, bridge, asked, trained, batch, done.samples)
-    book = cast("Book", device)
-    book.flops, book.peak = book.flops + flops, max(book.peak, peak)
+    device.charge(*effort(wire, bridge, asked, trained, batch, done.samples))
+    if bridge is not None and wire.transforms == "fitted" and done.samples:
+        passed = (asked.flops + trained.flops) // 3 * len(public) // batch
+        device.charge(passed + bridge.flops() * len(public), 0)
     true = fidelity(*done.scores, flat)
-    metrics: dict[str, Plain] = {"loss": done.loss, "steps": done.steps, "fidelity": float(true), "loc": done.loc}
+    metrics: dict[str, Plain] = {"loss": done.loss, "steps": done.steps, "fidelity": float(true)}
+    if bridge is not None:
+        metrics |= {"loc": done.loc, "taps": [[stop.name for stop in end] for end in (bridge.teacher, bridge.student)]}
     arrays = {**meta.rest(), "fidelity": true}
     return Reply({"student": Model(student.spec, device.rest(nets[1]))}, arrays, metrics=metrics)
 

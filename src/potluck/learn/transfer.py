@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, TypeAlias
@@ -87,10 +88,11 @@ class Transfer:
         # A row by itself has no statistics for batch norms.
         batches = [batch for batch in rows(len(examples), local, rng) if len(batch) > 1 or len(examples) == 1]
         losses, move = list[Tensor](), stepper(local, lr)
-        transforms = {f"{TRANSFORM}{name}": t.requires_grad_() for name, t in self.meta.transforms.items()}
-        weights = {**weights_of(self.student.net), **transforms}
         with self.teacher, self.student:
             self._wake()
+            self._fit_transforms([examples[picked] for picked in batches[: -(-len(examples) // local.batch)]])
+            transforms = {f"{TRANSFORM}{name}": t.requires_grad_() for name, t in self.meta.transforms.items()}
+            weights = {**weights_of(self.student.net), **transforms}
             for picked in batches:
                 scene = self._scene(examples[picked])
                 losses.append(self._step(scene, weights, move))
@@ -105,6 +107,14 @@ class Transfer:
         for layer in self.student.net.train().modules():
             if isinstance(layer, _DropoutNd):
                 layer.eval()
+
+    def _fit_transforms(self, batches: Sequence[Batch]) -> None:
+        """Lets transforms start where they fit best: random ones would pull the student's features at random."""
+        if self.bridge is None or self.wire.transforms == "random" or not batches:
+            return
+        with torch.no_grad():
+            seen = ((self.bridge.goals(self.teacher(batch["x"])[1]), self.student(batch["x"])[1]) for batch in batches)
+            self.meta.transforms = self.bridge.fitted(seen)
 
     def _scene(self, batch: Batch) -> Scene:
         with torch.no_grad():

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from posixpath import commonpath
 from typing import Any
 
 import torch
@@ -69,7 +70,16 @@ def stops(spec: Spec, zoo: Zoo) -> tuple[Stop, ...]:
     shape: Any = spec.options["input"]
     embeds = any(isinstance(layer, nn.Embedding) for layer in net.modules())
     x = torch.zeros(2, *shape, dtype=torch.long if embeds else torch.float, device="meta")
-    names = zoo.taps(spec) if embeds else taps(net, x)  # text has no maps: the ends of its blocks
+    names = (_blocks(spec, zoo) if embeds else ()) or taps(net, x)  # text has no maps: the ends of its blocks
     with torch.no_grad(), Watched(net, names) as watched:
         _, maps = watched(x)
     return tuple(Stop(name, *map(int, found.shape[1:])) for name, found in zip(names, maps, strict=True))
+
+
+def _blocks(spec: Spec, zoo: Zoo) -> tuple[str, ...]:
+    """The modules that are blocks of the body, in forward order."""
+    paths: dict[int, list[str]] = {}
+    for name in zoo.shapes(spec):
+        if (at := zoo.block(spec, name)) is not None:
+            paths.setdefault(at, []).append(name.rpartition(".")[0].replace(".", "/"))
+    return tuple(commonpath(paths[at]).replace("/", ".") for at in sorted(paths))

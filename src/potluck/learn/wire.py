@@ -40,6 +40,8 @@ class Wire(Lessons):
     choose, or all its answers. Rows without labels always have the teacher's choice."""
     train: Literal["bilevel", "joint"] = "bilevel"
     """How small networks learn: from where the student would get to, or down the student's own loss."""
+    transforms: Literal["fitted", "random"] = "fitted"
+    """What transforms of features start from: in every call those that fit best, or in the first random ones."""
     steps_ahead: int = 2  # T in Jang et al.
     """Steps down the distance of features before the one down the labels' loss."""
     meta_lr: float = 1e-4

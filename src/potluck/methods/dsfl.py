@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from potluck.core import Device, Examples, Model, Reply, Round, Task, on_client
-from potluck.learn import SoftCrossEntropy, beside, predicted, sharpened, told
+from potluck.learn import SoftCrossEntropy, beside, sharpened, told
 from potluck.methods.frames.exchange import ServerTaught, refuse_below, spoken_of
 
 
@@ -55,8 +55,8 @@ class DSFL(ServerTaught):
         mean = answers.mean(0)
         return sharpened(mean, self.temperature) if self.aggregate == "era" else mean
 
-    def says(self, net: nn.Module, public: Examples) -> Tensor:
-        return predicted(net, public).softmax(-1)
+    def says(self, net: nn.Module, task: Task, device: Device) -> Tensor:
+        return super().says(net, task, device).softmax(-1)
 
     @on_client
     def distil(self, task: Task, device: Device) -> Reply:

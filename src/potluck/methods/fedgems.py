@@ -33,7 +33,7 @@ from potluck.core import (
     Zoo,
     on_client,
 )
-from potluck.learn import Guided, beside, predicted, relied, told
+from potluck.learn import Guided, beside, relied, told
 from potluck.methods.frames.averaging import classes
 from potluck.methods.frames.exchange import ServerTaught, Taught, refuse_below, scored_rows, spoken_of
 
@@ -99,11 +99,11 @@ class FedGEMS(ServerTaught):
         labels = public.column("y")
         ensemble = relied(task.arrays["heard"], labels, self.exclude)
         net, once = device.build(model), replace(self.local, epochs=1, steps=None)
-        scores, metrics = predicted(net, public), dict[str, Plain]()
+        scores, metrics = device.predict(net, public), dict[str, Plain]()
         for _ in range(self.passes):
             teacher = torch.where(known[:, None], kept, ensemble) if self.select else ensemble
             fit = device.fit(net, beside(public, scores=teacher), once, Guided(self.share, self.select))
-            scores, metrics = predicted(net, public), dict(told(fit))
+            scores, metrics = device.predict(net, public), dict(told(fit))
             right = scores.argmax(-1) == labels
             kept, known = torch.where(right[:, None], scores, kept), known | right
         arrays = {"scores": scores, "kept": kept, "known": known}

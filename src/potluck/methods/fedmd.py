@@ -59,7 +59,7 @@ class FedMD(Exchange):
             device.fit(net, device.public, replace(self.local, epochs=self.warm_public, steps=None))
             fit = device.fit(net, device.data, replace(self.local, epochs=self.warm_private, steps=None))
             return self.report(task, device, net, fit)
-        return Reply(arrays={"scores": self.says(net, spoken_of(task, device))})
+        return Reply(arrays={"scores": self.says(net, task, device)})
 
     @on_client
     def digest(self, task: Task, device: Device) -> Reply:

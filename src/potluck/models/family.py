@@ -66,11 +66,6 @@ class Family(ABC):
             return tuple(f"body.{stage}.{place}" for stage, count in enumerate(spec.depth) for place in range(count))
         return tuple(f"body.{place}" for place in range(spec.depth or 0))
 
-    def taps(self, spec: Spec) -> tuple[str, ...]:
-        """Modules whose outputs are worth looking at: the ends of stages, or of blocks where there are no stages."""
-        count = len(spec.depth) if isinstance(spec.depth, tuple) else spec.depth or 0
-        return tuple(f"body.{index}" for index in range(count))
-
     def start(self, spec: Spec) -> Arrays:
         """What a newborn network starts from instead of random weights: none, or those that its spec names."""
         return {}

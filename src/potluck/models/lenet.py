@@ -67,9 +67,6 @@ class LeNet(Family):
     def blocks(self, spec: Spec) -> tuple[str, ...]:
         return ("body.0", "body.1", "body.2")
 
-    def taps(self, spec: Spec) -> tuple[str, ...]:
-        return ("stem", "body.0")
-
 
 def _left(side: int, kernel: int, padding: int) -> int:
     """What two convolutions and two poolings leave of a side."""

@@ -11,7 +11,6 @@ from torch import nn
 from potluck.core import Depth, Dimensions, Model, Spec, Tier, Work
 from potluck.models import birth, skeleton, specs
 from potluck.models.cost import cost
-from potluck.models.families import FAMILIES
 
 
 @dataclass(frozen=True)
@@ -76,11 +75,6 @@ class Menagerie:
     def block(self, spec: Spec, name: str) -> int | None:
         """Which body block of this network a tensor belongs to, in forward order; None: it is there at every depth."""
         return skeleton.places(specs.complete(spec))[name]
-
-    def taps(self, spec: Spec) -> tuple[str, ...]:
-        """Modules whose outputs are worth comparing, in forward order."""
-        spec = specs.complete(spec)
-        return FAMILIES[spec.family].taps(spec)
 
     def cost(self, spec: Spec, batch: int) -> Work:
         """What one training step on a batch asks of a device."""

@@ -93,11 +93,6 @@ class MobileNetV2(Family):
         body = Pooled(*stages, last=convolution(before, last, options, kernel=1))
         return Net(convolution(options["input"][0], stem, options), body, Linear(last, options["classes"]))
 
-    def taps(self, spec: Spec) -> tuple[str, ...]:
-        """The last stage at each resolution: 24, 32, 96 and 320 channels at full width."""
-        ends = [index for index in range(len(STAGES)) if index + 1 == len(STAGES) or STAGES[index + 1].stride == 2]
-        return tuple(f"body.{index}" for index in ends)
-
 
 def _stage(spec: Spec, index: int, before: Axis, after: Axis) -> nn.Sequential:
     assert isinstance(spec.depth, tuple)

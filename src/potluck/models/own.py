@@ -121,11 +121,6 @@ class Own(Family):
     def blocks(self, spec: Spec) -> tuple[str, ...]:
         return ()
 
-    def taps(self, spec: Spec) -> tuple[str, ...]:
-        """The network's direct children, in the order in which they are called, without the last."""
-        traced = self.traced(spec.options)
-        return suitable.stages(traced.net, traced.example)[:-1]
-
     def make(self, options: Options) -> nn.Module:
         """A full network, by the factory."""
         taken = self._parameters()
@@ -183,7 +178,8 @@ def check(full: Spec, narrow: Iterable[Spec]) -> None:
     family = REGISTERED.get(full.family)
     if isinstance(family, Own):
         traced = family.traced(full.options)
-        widths = {Bag({group: size / traced.sizes[group] for group, size in spec.sizes.items()}) for spec in narrow}
+        cut = [spec for spec in narrow if spec.family == full.family]  # a tier may have another network
+        widths = {Bag({group: size / traced.sizes[group] for group, size in spec.sizes.items()}) for spec in cut}
         traced.check(sorted(widths, key=repr))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -76,18 +75,3 @@ def refuse_unknown_groups(given: Iterable[str], known: Mapping[str, int]) -> Non
     for group in given:
         if group not in known:
             raise SettingsError(f"the traced module has no axis group '{group}'.{hint(group, known)}")
-
-
-def stages(net: nn.Module, example: tuple[Tensor, ...]) -> tuple[str, ...]:
-    """The direct children that are called once and give a tensor, in the order of their calls."""
-    called: list[str] = []
-    net = copy.deepcopy(net)
-
-    def note(name: str, module: nn.Module, inputs: object, output: object) -> None:
-        if isinstance(output, Tensor):
-            called.append(name)
-
-    for name, child in net.named_children():
-        child.register_forward_hook(partial(note, name))
-    run(net, example)
-    return tuple(name for name in called if called.count(name) == 1)

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from potluck.report.chart import Dots, Mark, Series, palette, plot
 from potluck.report.figures import charts, figure, legend, section
+from potluck.report.heat import heat
 from potluck.report.markup import Markup, tag
 from potluck.report.picking import Json, listing, mapping, number, text, whole
 from potluck.report.scale import Axis
-from potluck.report.units import GAP, percent
+from potluck.report.units import percent
 
 MOST = 20
 """Classes that have a colour of their own; with more, all points look alike."""
@@ -91,25 +92,8 @@ def _maps(stages: Sequence[Stage]) -> Markup | None:
     if not stages:
         return None
     told = "Linear CKA between tiers, stage by stage: 1 is the same up to a turn. Stages that tiers share are the same."
-    figures = (figure(stage.name, _heat(stage)) for stage in stages)
+    figures = (figure(stage.name, heat(stage.tiers, stage.tiers, stage.cka, 1.0)) for stage in stages)
     return tag("div", tag("h3", "Likeness"), tag("p", told, class_="note"), charts(*figures, small=True))
-
-
-def _heat(stage: Stage) -> Markup:
-    """A table whose cells are the darker, the more alike two tiers are."""
-    head = tag("tr", tag("th"), *(tag("th", tier, scope="col") for tier in stage.tiers))
-    rows = (
-        tag("tr", tag("th", tag("div", tier), scope="row"), *(_cell(value) for value in row))
-        for tier, row in zip(stage.tiers, stage.cka, strict=True)
-    )
-    whole_ = tag("table", tag("thead", head), tag("tbody", *rows), class_="heat")
-    return tag("div", whole_, class_="scroll", tabindex=0)
-
-
-def _cell(value: float | None) -> Markup:
-    if value is None:
-        return tag("td", GAP)
-    return tag("td", f"{value:.2f}", style=f"--heat:{60 * min(max(value, 0.0), 1.0):.0f}%")
 
 
 def _pictures(planes: Sequence[Plane]) -> Markup | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from potluck.core import SERVER, Client, Cost, Tier, Zoo
+from potluck.core import SERVER, Client, Cost, Plain, Tier, Zoo
 from potluck.engines import Entry, Session
 from potluck.fleet import Price, price, profile
 from potluck.ledger import Journal
@@ -24,6 +24,8 @@ class Progress:
     totals: dict[str, float] = field(default_factory=dict)
     trained: dict[str, list[int]] = field(default_factory=dict)
     """How often each unit of each axis group was trained, under methods that hand out parts."""
+    uploads: dict[str, int] = field(default_factory=dict)
+    """How often each client's update left its device, where that is accounted for."""
     stopped: bool = False
 
 
@@ -38,7 +40,7 @@ class Books:
         slowest = self.tasks(progress, session.entries, cohort)
         self._count_units(progress, session.held)
         _add(progress.totals, device_seconds=slowest, seconds=seconds)
-        losses = [loss for entry in session.entries if (loss := _loss(entry)) is not None]
+        losses = [loss for entry in session.entries if entry.task.to != SERVER and (loss := _loss(entry)) is not None]
         event = {
             "event": "round",
             "round": progress.done,
@@ -99,7 +101,7 @@ def _crossed(entry: Entry) -> Cost:
 
 
 def _line(done: int, entry: Entry, cost: Cost, tier: Tier | None, paid: Price) -> dict[str, Any]:
-    return {
+    line = {
         "event": "task",
         "round": done,
         "client": entry.task.to,
@@ -113,6 +115,18 @@ def _line(done: int, entry: Entry, cost: Cost, tier: Tier | None, paid: Price) -
         "loss": _loss(entry),
         "samples": entry.weight,
     }
+    # What clients tell besides a loss would be a line each and is theirs; the server's own work may be looked at.
+    told = {name: _finite(value) for name, value in entry.metrics.items() if name != "loss"}
+    return {**line, "metrics": told} if told and entry.task.to == SERVER else line
+
+
+def _finite(value: Plain) -> Plain:
+    """A plain value with nothing in place of what JSON does not know."""
+    if isinstance(value, Mapping):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _loss(entry: Entry) -> float | None:

@@ -29,7 +29,7 @@ from potluck.core import (
     Zoo,
     on_client,
 )
-from potluck.learn import Lessons, beside, noise, predicted, told
+from potluck.learn import Lessons, beside, noise, told
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.frames.exchange import need_public, refuse_below, scored_rows
 from potluck.parts import OverlapMean, Part
@@ -90,7 +90,8 @@ class Ensemble(FedAvg):
     @on_client
     def answer(self, task: Task, device: Device) -> Reply:
         """What a received model says; asked of the server."""
-        return Reply(arrays={"scores": predicted(device.build(task.models["model"]), self.rows(task, device))})
+        net = device.build(task.models["model"])
+        return Reply(arrays={"scores": device.predict(net, self.rows(task, device))})
 
     @on_client
     def learn(self, task: Task, device: Device) -> Reply:

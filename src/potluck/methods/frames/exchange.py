@@ -27,7 +27,7 @@ from potluck.core import (
     Task,
     Zoo,
 )
-from potluck.learn import predicted, told
+from potluck.learn import told
 from potluck.methods.frames.averaging import classes
 from potluck.methods.local import Local
 
@@ -77,11 +77,11 @@ class Exchange(Local):
     def report(self, task: Task, device: Device, net: nn.Module, fit: Fit) -> Reply:
         """Keeps the model, and says what it makes of the public rows."""
         reply = super().report(task, device, net, fit)
-        return replace(reply, arrays={"scores": self.says(net, spoken_of(task, device))})
+        return replace(reply, arrays={"scores": self.says(net, task, device)})
 
-    def says(self, net: nn.Module, public: Examples) -> Tensor:
-        """What a client uploads: its scores, before softmax."""
-        return predicted(net, public)
+    def says(self, net: nn.Module, task: Task, device: Device) -> Tensor:
+        """What a client uploads about the task's rows: its scores, before softmax."""
+        return device.predict(net, spoken_of(task, device))
 
     def study(
         self, task: Task, device: Device, examples: Examples, epochs: int | None, loss: Loss
