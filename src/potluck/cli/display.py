@@ -123,9 +123,12 @@ def result(found: Result, as_json: bool) -> None:
     if as_json:
         print_json(found.plain())
         return
-    from potluck.report import read, run_table
+    from potluck.report import promised, read, run_table
 
-    show(run_table(read(found.folder)))
+    run = read(found.folder)
+    show(run_table(run))
+    if promise := promised(run):
+        say(f"privacy: {promise}")
     say(f"folder: {found.folder}")
     say(f"next:   potluck report {found.folder}")
 

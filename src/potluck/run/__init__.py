@@ -6,7 +6,8 @@ from potluck.run.door import experiment, read_experiment, recipe, value
 from potluck.run.exporting import export
 from potluck.run.interrupts import Interrupted
 from potluck.run.loop import Watch
-from potluck.run.session import Result, resume, run
+from potluck.run.result import Result
+from potluck.run.session import resume, run
 from potluck.run.settings import Experiment
 
 __all__ = [

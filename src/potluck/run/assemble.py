@@ -23,14 +23,15 @@ from potluck.core import (
     Spec,
     Tier,
     Zoo,
+    facts_of,
     stream,
 )
-from potluck.data import Federation, Source, load
+from potluck.data import Federation, Source, load, load_public
 from potluck.engines import ENGINES, Engine, Session, Shard, World
 from potluck.fleet import Budget, Crew, fit, profile
-from potluck.learn import Classify, NextToken, Regress, Tag
+from potluck.learn import Classify, NextToken, Regress, Tag, Wire
 from potluck.models import Menagerie, check, make_spec, tier_spec
-from potluck.run import door
+from potluck.run import door, privacy
 from potluck.run.settings import Experiment, TierSettings
 
 
@@ -120,7 +121,8 @@ def assemble(experiment: Experiment, source: Source | None = None, method: Any =
         raise SettingsError(f"data '{source.name}' has several numbers in each row of y; give one to regress on.")
     if source.classes == 0 and getattr(method, "label_mask", False):
         raise SettingsError(f"method.label_mask needs classes, and data '{source.name}' has none; set it to false.")
-    federation = Federation(source, experiment.data, experiment.seed)
+    _refuse_unlabelled(method, experiment)
+    federation = Federation(source, experiment.data, experiment.seed, load_public(experiment.data))
     full, tiers = networks(experiment, source, federation.samples)
     check(full, [tier.spec for tier in tiers])
     where, run = hardware(experiment), experiment.run
@@ -128,10 +130,23 @@ def assemble(experiment: Experiment, source: Source | None = None, method: Any =
     crew = Crew(tiers, federation.clients, experiment.fleet, experiment.seed)
     method.check(zoo)
     shelf, problem = Shelf(federation, crew), _problem(source, zoo, experiment)
+    veil = privacy.veil(experiment, method, zoo, crew)
     world = World(
-        method, zoo, shelf, problem, experiment.seed, where, run.stack, run.precision, run.channels_last, run.streams
+        *(method, zoo, shelf, problem, experiment.seed, where, run.stack),
+        *(run.precision, run.channels_last, run.streams, veil),
     )
     return Setup(experiment, world, crew, source.classes)
+
+
+def _refuse_unlabelled(method: Any, experiment: Experiment) -> None:
+    """Refuses public rows of another data set to methods that learn their labels; WIRE takes the teacher's choice."""
+    facts, other = facts_of(method), experiment.data.public_from.name
+    if not other or facts is None or facts.public != "labels" or isinstance(getattr(method, "wire", None), Wire):
+        return
+    raise SettingsError(
+        f"{type(method).__name__} learns labels of public rows, and those of data.public_from are of other classes; "
+        "leave it out, or choose a method that needs no labels (`potluck list methods`)."
+    )
 
 
 def _problem(source: Source, zoo: Zoo, experiment: Experiment) -> Problem:

@@ -15,7 +15,8 @@ from potluck.run import door
 from potluck.run.assemble import assemble
 from potluck.run.interrupts import Interrupted
 from potluck.run.loop import Watch
-from potluck.run.session import Result, mark, resume, run
+from potluck.run.result import Result
+from potluck.run.session import mark, resume, run
 from potluck.run.settings import Experiment
 
 

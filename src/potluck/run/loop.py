@@ -21,6 +21,7 @@ from potluck.run.assemble import Setup
 from potluck.run.books import Books, Progress
 from potluck.run.interrupts import Interrupts
 from potluck.run.later import Later
+from potluck.run.privacy import stated, uploaded
 from potluck.run.scoring import scored
 
 
@@ -99,6 +100,7 @@ class Loop:
             self.progress.strikes = dict(self.desk.strikes)
             self._memories |= {client: pack(memory) for client, memory in session.staged.items()}
             self.books.round(self.progress, session, cohort, time.perf_counter() - started)
+            self._count_uploads(session)
             self._missed(session)
         due = self._due(index + 1)
         if due:
@@ -196,6 +198,17 @@ class Loop:
             return self.progress.done, unpack(self._memories[client])
         found = self.folder.memories.read(client)
         return (found[0], unpack(found[1])) if found else None
+
+    @property
+    def promise(self) -> dict[str, Any] | None:
+        """What is promised to clients by now, where their updates get noise."""
+        veil = self.world.veil
+        return None if veil is None else stated(self.experiment.privacy, veil, self.progress.uploads)
+
+    def _count_uploads(self, session: Session) -> None:
+        if self.world.veil is not None:
+            self.progress.uploads = uploaded(self.progress.uploads, session.entries)
+            self.folder.journal.append({"event": "privacy", "round": self.progress.done, **(self.promise or {})})
 
     def _missed(self, session: Session) -> None:
         """Warns when a tier has sent nothing for three rounds."""

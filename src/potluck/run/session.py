@@ -13,7 +13,6 @@ import shlex
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -25,11 +24,12 @@ import torch
 from potluck.core import SettingsError, Trouble, facts_of, settings, stream
 from potluck.data import Source
 from potluck.ledger import RunFolder
-from potluck.run import door, toml
+from potluck.run import door, privacy, toml
 from potluck.run.assemble import Setup, assemble, engine_name
 from potluck.run.features import keep_features
 from potluck.run.interrupts import Interrupted, Interrupts
 from potluck.run.loop import Loop, Watch
+from potluck.run.result import Result
 from potluck.run.settings import Experiment
 
 RUNS = Path("runs")
@@ -43,56 +43,6 @@ class Silent:
 
     def warn(self, text: str) -> None:
         pass
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run came to."""
-
-    folder: Path
-    method: str
-    rounds: int
-    seed: int
-    scores: Mapping[str, Any]
-    """The last scores: ``global``, ``tiers``, ``clients``, and the ``metric`` that runs are judged by."""
-    totals: Mapping[str, float]
-    weights_sha256: str
-
-    @property
-    def metric(self) -> str:
-        """The name of the score that the run is judged by."""
-        return str(self.scores.get("metric", "accuracy"))
-
-    @property
-    def score(self) -> float | None:
-        """That score of the server's model on the test set, or the clients' mean where models live on the clients."""
-        whole = self.scores.get("global")
-        found: float | None = whole["test"][self.metric] if whole else (self.scores.get("clients") or {}).get("mean")
-        return found
-
-    @property
-    def accuracy(self) -> float | None:
-        """Test accuracy, where there is one: of the server's model, or the clients' mean."""
-        whole = self.scores.get("global")
-        return whole["test"].get("accuracy") if whole else self.score if self.metric == "accuracy" else None
-
-    def plain(self) -> dict[str, Any]:
-        """One JSON object that says it all."""
-        totals = self.totals
-        return {
-            "run": str(self.folder),
-            "method": self.method,
-            "rounds": self.rounds,
-            "seed": self.seed,
-            "metric": self.metric,
-            "scores": {"global": self.scores.get("global"), "tiers": self.scores.get("tiers")},
-            "bytes_down": int(totals.get("bytes_down", 0)),
-            "bytes_up": int(totals.get("bytes_up", 0)),
-            "seconds": totals.get("seconds", 0.0),
-            "device_seconds": totals.get("device_seconds", 0.0),
-            "joules": totals.get("joules", 0.0),
-            "weights_sha256": self.weights_sha256,
-        }
 
 
 def run(
@@ -139,6 +89,7 @@ def resume(
 
     with RunFolder.open(path) as opened:
         experiment = _changed(settings_of(opened), rounds, engine)
+        privacy.refuse_other_length(settings_of(opened), experiment, path)
         setup = assemble(experiment, source, method)
         if mark(setup) != opened.mark:
             raise SettingsError(f"{path}: its settings.toml was changed since it began; start a new run instead.")
@@ -201,8 +152,9 @@ def _finished(loop: Loop, resumed: bool) -> Result:
         loop.scores or {},
         dict(loop.progress.totals),
         loop.weights(),
+        loop.promise,
     )
-    folder.update_manifest(status="done", result=result.plain())
+    folder.update_manifest(status="done", result=result.plain(), privacy=loop.promise)
     return result
 
 
@@ -229,6 +181,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
         "method": str(experiment.method.get("name")),
         "label": label(setup.world.method),
         "facts": dataclasses.asdict(told) if (told := facts_of(setup.world.method)) else None,
+        "privacy": privacy.stated(experiment.privacy, setup.world.veil) if setup.world.veil else None,
         "variant": experiment.variant,
         "seed": experiment.seed,
         "rounds": experiment.rounds,

@@ -107,6 +107,36 @@ class Running:
 
 
 @dataclass(frozen=True)
+class Privacy:
+    """Noise on what clients upload, under [privacy]: off until `noise` or `epsilon` is given. See docs/security.md."""
+
+    clip: float = 1.0
+    """The longest update (new minus sent) that leaves a device; a longer one is scaled down to this."""
+    noise: float | None = None
+    """The standard deviation of the Gaussian noise on each number of an update, in lengths of the clip."""
+    epsilon: float | None = None
+    """Instead of `noise`: as much as keeps this promise to every client."""
+    delta: float = 1e-5
+    """The chance with which the promise may fail."""
+    per: Literal["run", "upload"] = "run"
+    """What `epsilon` is promised for: all that a client uploads in the run, or each time it does."""
+
+    def __post_init__(self) -> None:
+        for name in ("clip", "noise", "epsilon"):
+            if (value := getattr(self, name)) is not None and not 1e-6 <= value <= 1e6:
+                raise ValueError(f"privacy.{name} = {value} must be from 1e-6 to 1e6")
+        if not 1e-100 <= self.delta < 1:
+            raise ValueError(f"privacy.delta = {self.delta} must be above 0 and below 1")
+        if self.noise is not None and self.epsilon is not None:
+            raise ValueError("privacy.noise and privacy.epsilon are two ways to say one thing; give one of them")
+
+    @property
+    def wanted(self) -> bool:
+        """Whether updates get noise."""
+        return self.noise is not None or self.epsilon is not None
+
+
+@dataclass(frozen=True)
 class Comparison:
     """What `potluck compare` runs when it is not told, under [compare]."""
 
@@ -144,6 +174,7 @@ class Experiment:
     local: Local = Local(epochs=5, batch=8)
     """How clients train, under every method alike."""
     gate: Gate = Gate()
+    privacy: Privacy = Privacy()
     score: Scoring = Scoring()
     run: Running = Running()
     compare: Comparison = Comparison()

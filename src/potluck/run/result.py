@@ -1,0 +1,61 @@
+"""What a run came to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to."""
+
+    folder: Path
+    method: str
+    rounds: int
+    seed: int
+    scores: Mapping[str, Any]
+    """The last scores: ``global``, ``tiers``, ``clients``, and the ``metric`` that runs are judged by."""
+    totals: Mapping[str, float]
+    weights_sha256: str
+    privacy: Mapping[str, Any] | None = None
+    """What was promised to clients, where their updates got noise."""
+
+    @property
+    def metric(self) -> str:
+        """The name of the score that the run is judged by."""
+        return str(self.scores.get("metric", "accuracy"))
+
+    @property
+    def score(self) -> float | None:
+        """That score of the server's model on the test set, or the clients' mean where models live on the clients."""
+        whole = self.scores.get("global")
+        found: float | None = whole["test"][self.metric] if whole else (self.scores.get("clients") or {}).get("mean")
+        return found
+
+    @property
+    def accuracy(self) -> float | None:
+        """Test accuracy, where there is one: of the server's model, or the clients' mean."""
+        whole = self.scores.get("global")
+        return whole["test"].get("accuracy") if whole else self.score if self.metric == "accuracy" else None
+
+    def plain(self) -> dict[str, Any]:
+        """One JSON object that says it all."""
+        totals = self.totals
+        return {
+            "run": str(self.folder),
+            "method": self.method,
+            "rounds": self.rounds,
+            "seed": self.seed,
+            "metric": self.metric,
+            "scores": {"global": self.scores.get("global"), "tiers": self.scores.get("tiers")},
+            "bytes_down": int(totals.get("bytes_down", 0)),
+            "bytes_up": int(totals.get("bytes_up", 0)),
+            "seconds": totals.get("seconds", 0.0),
+            "device_seconds": totals.get("device_seconds", 0.0),
+            "joules": totals.get("joules", 0.0),
+            "weights_sha256": self.weights_sha256,
+            **({"privacy": dict(self.privacy)} if self.privacy else {}),
+        }
