@@ -2,9 +2,13 @@
 
 import pytest
 import torch
+from engines.test_engines_tracks import noisy, numbers, rows, same, wish
 from test_contract import CASES, lines, plain
 
+from potluck.core import Examples
 from potluck.engines import ENGINES, Graphs
+from potluck.engines.graphs import Slot
+from potluck.engines.tracks import Recordings, play
 from potluck.run import experiment, resume, run
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -21,8 +25,8 @@ def weights(result):
     return result.weights_sha256
 
 
-def rows(result):
-    """Scores, round by round."""
+def scores(result):
+    """Round by round."""
     return lines(result, "scores.jsonl")
 
 
@@ -36,7 +40,7 @@ def test_recorded_steps_give_the_bits_of_the_serial_engine(case, tmp_path):
     alone = run(on_gpu(case, engine="serial"), tmp_path / "serial")
     assert [line for line in warned(recorded) if "not recorded" in line] == EAGER.get(case.name, [])
     assert weights(recorded) == weights(alone)
-    assert rows(recorded) == rows(alone)
+    assert scores(recorded) == scores(alone)
 
 
 LOCALS = {
@@ -63,7 +67,7 @@ def test_a_resumed_run_on_a_gpu_equals_one_that_never_stopped(tmp_path):
     run(on_gpu(case, rounds=2), tmp_path / "parts")
     resumed = resume(tmp_path / "parts", rounds=4)
     assert weights(resumed) == weights(whole)
-    assert rows(resumed) == rows(whole)
+    assert scores(resumed) == scores(whole)
 
 
 def test_steps_are_recorded_and_played_on_a_gpu(tmp_path, monkeypatch):
@@ -81,3 +85,22 @@ def test_steps_are_recorded_and_played_on_a_gpu(tmp_path, monkeypatch):
     monkeypatch.setitem(ENGINES, "graphs", Watched)
     run(on_gpu(CASES[0], rounds=6), tmp_path / "run")
     assert made[0].tapes
+
+
+def test_noise_that_is_recorded_is_drawn_as_in_a_fit():
+    """Dropout: each client's own random numbers, played as they would have been drawn."""
+    home = torch.device("cuda")
+    data = Examples({name: column.to(home) for name, column in rows(40).columns.items()})
+    lane = torch.cuda.Stream()
+    slots = [Slot(lane, Recordings(pytest.fail)) for _ in range(2)]
+    nets, others = ([noisy(seed).to(home) for seed in range(2)] for _ in range(2))
+    tracks = []
+    for seed, (kept, net) in enumerate(zip(slots, nets, strict=True)):
+        wished = wish(net, seed=seed, examples=data, noise=seed)
+        tracks.append(kept.track(wished, True))
+        tracks[-1].load(wished)
+    assert play(tracks) == {}
+    assert all(track._tapes for track in tracks)
+    for seed, (net, other) in enumerate(zip(nets, others, strict=True)):
+        wish(other, seed=seed, examples=data, noise=seed).granted()
+        assert same(numbers(net), numbers(other))

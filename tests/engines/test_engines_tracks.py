@@ -194,6 +194,29 @@ def test_varied_batches_are_varied_as_in_a_fit():
     assert same(numbers(net), numbers(other))
 
 
+def noisy(seed):
+    net = chain(seed)
+    net.body.add_module("2", nn.Dropout(0.5))
+    return net
+
+
+def test_clients_side_by_side_have_each_its_own_noise_and_torchs_generator_stays():
+    nets, others = ([noisy(seed) for seed in range(2)] for _ in range(2))
+    tracks = []
+    for seed, net in enumerate(nets):
+        tracks.append(slot().track(wish(net, seed=seed, noise=seed + 7), False))
+        tracks[-1].load(wish(net, seed=seed, noise=seed + 7))
+    before = torch.get_rng_state()
+    assert play(tracks) == {}
+    assert torch.equal(torch.get_rng_state(), before)
+    for seed, (net, other) in enumerate(zip(nets, others, strict=True)):
+        wish(other, seed=seed, noise=seed + 7).granted()
+        assert same(numbers(net), numbers(other))
+    quiet = noisy(0)
+    wish(quiet, seed=0, noise=8).granted()
+    assert not same(numbers(quiet), numbers(nets[0]))
+
+
 @dataclass(frozen=True)
 class Cut:
     """Cuts inputs to what most rows need; the steady way keeps zeros that add nothing."""

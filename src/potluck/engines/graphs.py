@@ -75,13 +75,19 @@ class Graphs:
             return None
         slot = self._slots.get(id(wish.net))
         if slot is None:
-            lane = self._lanes[len(self._slots) % LANES] if self._lanes else None
+            lane = self._lane(noisy=wish.noise is not None)
             slot = self._slots[id(wish.net)] = Slot(lane, Recordings(self._tell))
         try:
             return slot.track(wish, self.site.resident(wish.examples))
         except TypeError as fault:
             self._tell(str(fault))
             return None
+
+    def _lane(self, noisy: bool) -> torch.cuda.Stream | None:
+        """A stream for the next network. Noisy ones share the first: graphs read torch's generator at one place."""
+        if not self._lanes:
+            return None
+        return self._lanes[0 if noisy else 1 + len(self._slots) % (LANES - 1)]
 
     def _tell(self, why: str) -> None:
         """Notes a reason for which something is not recorded, once."""

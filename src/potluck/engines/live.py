@@ -20,6 +20,7 @@ class Live:
         self.buffer, self.layout = _laid_out(self.tensors, channels_last)
         self._others = self.tensors.keys() - self.layout.views.keys()
         self.weights = weights_of(net)
+        # Whether it draws from torch's own generator as it trains.
         self.noisy = any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in net.modules())
         self.dense = dense(net)
         self._work: dict[int, Work] = {}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from potluck.core import (
+    SERVER,
     Arrays,
     Cost,
     Edit,
@@ -29,7 +30,7 @@ from potluck.core import (
 )
 from potluck.engines.live import Live
 from potluck.engines.world import Letter, Outcome, Shard, World
-from potluck.learn import Precision, Wish, kept, located, observe
+from potluck.learn import Precision, Wish, kept, located, observe, predicted
 
 Grant: TypeAlias = Callable[[Wish], Fit]
 """Does a fit."""
@@ -91,7 +92,7 @@ class Half:
     def __init__(self, site: Site, letter: Letter, place: Hashable = None, grant: Grant = Wish.granted) -> None:
         self.letter = letter if site.hardware.type == "cpu" else _brought(letter, site.hardware)
         self.device = SiteDevice(site, self.letter.task, dict(self.letter.memory), place, grant)
-        self._hardware = site.hardware
+        self._hardware, self._world = site.hardware, site.world
         self._started = time.perf_counter()
 
     def outcome(self, work: Callable[[], Reply]) -> Outcome:
@@ -99,7 +100,7 @@ class Half:
         task, device = self.letter.task, self.device
         bare = Task(task.verb, task.to, task.key, task.round, config=task.config, memory=task.memory)
         try:
-            reply = work()
+            reply = self._leaving(work())
             seconds = time.perf_counter() - self._started
             cost = Cost(payload(task), payload(reply), device.flops, device.peak, seconds)
         except Skip as note:
@@ -109,6 +110,13 @@ class Half:
         arrays = located(reply.arrays, self._hardware)
         stamped = Reply(reply.models, arrays, reply.weight, reply.metrics, bare, cost)
         return Outcome(bare, stamped, _changed(self.letter.memory, device.memory))
+
+    def _leaving(self, reply: Reply) -> Reply:
+        """A reply as it leaves a client's device. Scores are for whoever runs the experiment, and leave as they are."""
+        task, world = self.letter.task, self._world
+        if world.veil is None or task.to == SERVER or task.verb == "score":
+            return reply
+        return world.veil(task, reply, world.zoo, stream(world.seed, "veil", *task.address))
 
 
 def _brought(letter: Letter, hardware: torch.device) -> Letter:
@@ -199,7 +207,7 @@ class SiteDevice:
         want_gradient: bool = False,
     ) -> Fit:
         wish = self.wish(net, examples, local, loss, edits, want_gradient)
-        return self.told(wish, self.alone(wish) if self.noisy(wish) else self._grant(wish))
+        return self.told(wish, self._grant(wish))
 
     def wish(
         self,
@@ -217,18 +225,11 @@ class SiteDevice:
         kind, lr = live.spec if live.dense else None, local.rate(self.round)
         laid = (live.buffer, live.layout) if live.dense and live.layout.entries else None
         precision = self._site.world.precision
-        return Wish(kind, net, live.weights, examples, local, lr, loss, edits, self.rng, want_gradient, laid, precision)
-
-    def noisy(self, wish: Wish) -> bool:
-        """Whether a network draws from torch's own generator as it trains."""
-        return self._lives[id(wish.net)].noisy
-
-    def alone(self, wish: Wish) -> Fit:
-        """Fits a noisy network, its noise seeded from this task's stream; torch's own generator is put back."""
-        seed = int(torch.randint(2**62, (), generator=self.rng))
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            return wish.granted()
+        noise = int(torch.randint(2**62, (), generator=self.rng)) if live.noisy else None
+        return Wish(
+            *(kind, net, live.weights, examples, local, lr, loss, edits, self.rng, want_gradient, laid),
+            *(precision, noise),
+        )
 
     def told(self, wish: Wish, done: Fit) -> Fit:
         """Counts the work of a fit: FLOPs of the rows seen, and memory.
@@ -251,7 +252,18 @@ class SiteDevice:
     def observe(self, net: nn.Module, examples: Examples, batch: int) -> int:
         seen = observe(net, examples, batch, self.problem.loss, self.rng)
         if seen:
-            work = self._lives[id(net)].work(self.zoo, batch)
-            self.flops += work.flops * len(examples) // (3 * batch)  # forward is a third of a training step
-            self.peak = max(self.peak, work.parameter_bytes)
+            self._passed(net, len(examples))
         return seen
+
+    def predict(self, net: nn.Module, examples: Examples) -> Tensor:
+        scores = predicted(net, examples)
+        self._passed(net, len(examples))
+        return scores
+
+    def charge(self, flops: int, memory: int) -> None:
+        self.flops, self.peak = self.flops + flops, max(self.peak, memory)
+
+    def _passed(self, net: nn.Module, rows: int) -> None:
+        """Counts a pass without learning: forward is a third of a training step, and nothing is kept."""
+        work = self._lives[id(net)].work(self.zoo, 1)
+        self.charge(work.flops * rows // 3, work.parameter_bytes)

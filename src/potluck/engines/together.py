@@ -57,10 +57,8 @@ class Together:
                 wishes[at] = half.device.wish(*method.lesson(half.letter.task, half.device))
             except Exception as fault:
                 found[at] = half.outcome(partial(_raised, fault))
-        quiet = [at for at, wish in wishes.items() if not halves[at].device.noisy(wish)]
-        fits = dict(zip(quiet, self.grant([wishes[at] for at in quiet]), strict=True))
-        for at, wish in wishes.items():
-            found[at] = halves[at].outcome(partial(_reported, method, halves[at], wish, fits.get(at)))
+        for (at, wish), done in zip(wishes.items(), self.grant(list(wishes.values())), strict=True):
+            found[at] = halves[at].outcome(partial(_reported, method, halves[at], wish, done))
         return [found[at] for at in range(len(letters))]
 
     def close(self) -> None:
@@ -85,12 +83,11 @@ def _raised(fault: Exception) -> Reply:
     raise fault
 
 
-def _reported(method: Any, half: Half, wish: Wish, done: Fit | Exception | None) -> Reply:
-    """The reply of a client that trained as usual; a noisy network was not among the fits, and is fitted here."""
+def _reported(method: Any, half: Half, wish: Wish, done: Fit | Exception) -> Reply:
+    """The reply of a client that trained as usual."""
     if isinstance(done, Exception):
         raise done
-    fit = half.device.told(wish, half.device.alone(wish) if done is None else done)
-    reply: Reply = method.report(half.letter.task, half.device, wish.net, fit)
+    reply: Reply = method.report(half.letter.task, half.device, wish.net, half.device.told(wish, done))
     return reply
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -33,7 +33,7 @@ def recipe(wish: Wish, resident: bool) -> Hashable:
         for name, column in sorted(wish.examples.columns.items())
     )
     local = replace(wish.local, lr=0.0, schedule="constant", epochs=1, steps=None, batch=1)
-    how = (local, wish.want_gradient, wish.precision, wish.examples.prepare, wish.examples.vary)
+    how = (local, wish.want_gradient, wish.precision, wish.noise is None, wish.examples.prepare, wish.examples.vary)
     return form(loss), form(list(wish.edits)), how, columns
 
 
@@ -53,6 +53,7 @@ class Track:
         # What cuts batches to a length of their own has a stand-in that does not: a recorded step has one shape.
         prepare = getattr(wish.examples.prepare, "steady", wish.examples.prepare)
         self.examples = Examples(columns, None, prepare, wish.examples.vary)
+        self.noise = None if wish.noise is None else Noise(self.way.hardware)
         self._room(0, 0, None)
         self._warm: Counter[Kind] = Counter()
         self._tapes: dict[Kind, Tape] = {}
@@ -77,6 +78,8 @@ class Track:
         mine, theirs = leaves([self.loss, self.edits]), leaves([wish.loss, list(wish.edits)])
         if mine:
             torch._foreach_copy_(mine, theirs)
+        if self.noise is not None and wish.noise is not None:
+            self.noise.seed(wish.noise)
         self.at.zero_()
         self.number.zero_()
         self.way.reset(wish.lr)
@@ -85,7 +88,10 @@ class Track:
 
     def step(self, number: int) -> None:
         """The round's next step: played, if one of its kind was recorded."""
-        kind = (len(self.batches[number]), self.order[number])
+        with nullcontext() if self.noise is None else self.noise.lent():
+            self._step((len(self.batches[number]), self.order[number]))
+
+    def _step(self, kind: Kind) -> None:
         tape = self._tapes.get(kind)
         if tape is None and self.recordings.wanted and self._warm[kind] >= WARM:
             tape = self._recorded(kind)
@@ -131,6 +137,31 @@ class Track:
         self._tapes = {}
         # One for all tapes, which never run at the same time; it goes with them.
         self._pool: Any = torch.cuda.graph_pool_handle() if where.type == "cuda" else None
+
+
+class Noise:
+    """What a network draws from torch's own generator, as one client's: lent for a step at a time."""
+
+    def __init__(self, hardware: torch.device) -> None:
+        self._hardware = hardware
+        self._state = torch.empty(0)
+
+    def seed(self, seed: int) -> None:
+        self._state = torch.Generator(self._hardware).manual_seed(seed).get_state()
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        """While this lasts, torch's own generator goes on where this client's noise ended."""
+        own = torch.default_generator
+        if self._hardware.type == "cuda":
+            own = torch.cuda.default_generators[torch.cuda.current_device()]
+        before = own.get_state()
+        own.set_state(self._state)
+        try:
+            yield
+        finally:
+            self._state = own.get_state()
+            own.set_state(before)
 
 
 class Recordings:

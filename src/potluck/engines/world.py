@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from potluck.core import EMPTY, Examples, Problem, Reply, Task, Zoo
-from potluck.learn import Precision
+from potluck.learn import Precision, Veil
 
 
 class Shard(Protocol):
@@ -50,6 +50,8 @@ class World:
     """Whether kernels lie with their channels innermost."""
     streams: int = 10
     """How many clients a GPU trains side by side, where the engine does that."""
+    veil: Veil | None = None
+    """What a client's update goes through before it leaves its device; None: it leaves as it is."""
 
 
 @dataclass(frozen=True, eq=False)

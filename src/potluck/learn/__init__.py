@@ -38,6 +38,7 @@ from potluck.learn.teach import fidelity, merged, taught
 from potluck.learn.training import LocalTraining, is_usual, told
 from potluck.learn.transfer import Transfer
 from potluck.learn.values import Frozen, changed, form, kept, leaves, located
+from potluck.learn.veil import Veil
 from potluck.learn.watch import Stop, Watched, stops
 from potluck.learn.wire import Meta, Wire
 
@@ -45,7 +46,7 @@ __all__ = [
     "AtWidth", "Bank", "Blend", "Bridge", "Classify", "Contrast", "CrossEntropy", "Descent", "Doubt", "Follow",
     "Frozen", "Guided", "Joint", "Lent", "Lessons", "LocalTraining", "MaskedCrossEntropy", "Meta", "Mimic", "NextToken",
     "Precision", "Project", "Pull", "Regress", "Shift", "SoftCrossEntropy", "Stop", "Sum", "Tag", "Transfer", "Turns",
-    "Watched", "Wire", "Wish", "agreed", "beside", "carried", "changed", "clipped", "confidence", "contrast",
+    "Veil", "Watched", "Wire", "Wish", "agreed", "beside", "carried", "changed", "clipped", "confidence", "contrast",
     "cross_entropy", "dense", "deposited", "dissenting", "divergence", "drawing", "drawn", "features", "fidelity",
     "fit", "fit_stacked", "fitted", "form", "is_usual", "kept", "leaves", "likeness", "located", "masked",
     "mean_scores", "merged", "noise", "observe", "one_batch", "predicted", "recalled", "reliance", "relied", "resized",

@@ -46,9 +46,18 @@ class Wish:
     laid: tuple[Tensor, Layout] | None = None
     """The buffer in which the network's weights lie, if they do, and where each of them."""
     precision: Precision = "fp32"
+    noise: int | None = None
+    """The seed of what a network draws from torch's own generator as it trains; None: it draws nothing."""
 
     def granted(self) -> Fit:
-        """The fit, by itself."""
+        """The fit, by itself; torch's own generator is put back."""
+        if self.noise is None:
+            return self._fitted()
+        with torch.random.fork_rng():
+            torch.manual_seed(self.noise)
+            return self._fitted()
+
+    def _fitted(self) -> Fit:
         return fit(
             self.net, self.examples, self.local, self.lr, self.loss, self.edits,
             rng=self.rng, weights=self.weights, want_gradient=self.want_gradient, precision=self.precision,
