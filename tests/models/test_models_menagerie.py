@@ -207,40 +207,6 @@ def test_blocks_are_counted_in_forward_order_within_the_network():
         zoo.block(spec, "body.0.1.first.conv.weight")
 
 
-@pytest.mark.parametrize(
-    ("name", "taps", "channels"),
-    [
-        ("resnet", ("body.0", "body.1", "body.2", "body.3"), [4, 8, 16, 32]),
-        ("lenet", ("stem", "body.0"), [6, 16]),
-        ("cnn", ("body.0", "body.1", "body.2"), [32, 32, 32]),
-        ("preresnet", ("body.0", "body.1", "body.2", "body.3"), [3, 6, 12, 24]),
-        ("bottleneck", ("body.0", "body.1", "body.2", "body.3"), [12, 24, 48, 96]),
-        ("mobilenet", ("body.1", "body.2", "body.4", "body.6"), [3, 4, 10, 32]),  # tenths of 24, 32, 96 and 320
-        ("mlp", ("body.0", "body.1"), [64, 64]),
-    ],
-)
-def test_taps_are_modules_whose_outputs_have_the_channels_of_their_stage(name, taps, channels):
-    zoo = Menagerie(SPECS[name])
-    net = zoo.build(Model(zoo.full), stream(0))
-    assert zoo.taps(zoo.full) == taps
-    seen = []
-    for tap in taps:
-        net.get_submodule(tap).register_forward_hook(lambda module, given, output: seen.append(output.shape[1]))
-    net(torch.zeros(2, 1, 8, 8))
-    assert seen == channels
-
-
-@pytest.mark.parametrize(("name", "layers"), [("transformer", 3), ("bert", 2)])
-def test_taps_of_texts_are_the_layers_whose_outputs_have_the_units_of_the_stream_last(name, layers):
-    zoo = Menagerie(SPECS[name])
-    net = zoo.build(Model(zoo.full), stream(0))
-    seen = []
-    for tap in zoo.taps(zoo.full):
-        net.get_submodule(tap).register_forward_hook(lambda module, given, output: seen.append(tuple(output.shape)))
-    net(torch.ones(2, 8, dtype=torch.long))
-    assert seen == [(2, 8, 12)] * layers
-
-
 def test_what_closes_a_body_belongs_to_no_block():
     for name, last in (("preresnet", "body.last.norm.weight"), ("mobilenet", "body.last.conv.weight")):
         zoo = Menagerie(SPECS[name])

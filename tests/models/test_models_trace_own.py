@@ -56,7 +56,6 @@ def test_the_zoo_cuts_builds_and_prices_it():
     assert zoo.axes(narrow)["4.weight"][1].size == 3
     assert zoo.buffers(narrow) == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
     assert zoo.cost(narrow, 2).parameters == 3 * 9 + 3 + 6 + 5 * 108 + 5 + 5 * 4 + 4
-    assert zoo.taps(spec) == ("0", "1", "2", "3", "4", "5")
     assert zoo.block(spec, "0.weight") is None
     whole = zoo.fresh(spec, rng).arrays
     small = part(zoo.axes(spec), lambda axis: [axis.size - 1, *range(narrow.sizes[axis.group] - 1)]).take(whole)
@@ -107,6 +106,11 @@ def test_the_door_check_runs_at_the_tiers_sizes():
     zoo = Menagerie(spec)
     check(spec, [zoo.narrow(spec, 0.1), zoo.narrow(spec, {"4": 0.3}), spec])
     check(make_spec("lenet", **SHAPE | {"input": (1, 12, 12)}), [])
+
+
+def test_tiers_with_another_network_than_ones_own_pass_the_door():
+    spec = make_spec("trace-test", **SHAPE)
+    check(spec, [make_spec("lenet", **SHAPE), make_spec("trace-test-reader", input=(8,), classes=4), spec])
 
 
 @pytest.fixture

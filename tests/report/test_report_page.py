@@ -144,7 +144,7 @@ def test_models_that_live_on_clients_are_said_to(tmp_path: Path) -> None:
 def test_charts_hold_their_points_within_the_frame(tmp_path: Path) -> None:
     found = page(made_family(tmp_path / "runs"), tmp_path / "report.html")
     charts = [json.loads(value) for _, name, value in found.attributes if name == "data-chart"]
-    assert len(charts) == 6 + 2 * 6
+    assert len(charts) == 7 + 2 * 6
     for chart in charts:
         for line in chart["lines"]:
             assert all(chart["x"]["low"] <= x <= chart["x"]["high"] * 1.00001 for x, _ in line["points"])

@@ -252,4 +252,8 @@ def test_what_the_server_asks_of_itself_crosses_no_wire_and_is_nobodys_bill(tmp_
     assert found.totals["bytes_up"] == sum(task["measured"]["bytes_up"] for task in theirs) > 0
     assert found.totals["flops"] == sum(task["modelled"]["flops"] for task in theirs) > 0
     assert found.totals["server_flops"] > 0
-    assert events(tmp_path / "run", "round")[0]["device_seconds"] == max(task["modelled"]["seconds"] for task in theirs)
+    (line,) = events(tmp_path / "run", "round")
+    assert line["device_seconds"] == max(task["modelled"]["seconds"] for task in theirs)
+    assert line["loss"] == pytest.approx(sum(task["loss"] for task in theirs) / len(theirs))
+    assert all("metrics" not in task for task in theirs)
+    assert any("steps" in task.get("metrics", {}) for task in tasks if task["client"] == "server")

@@ -34,7 +34,7 @@ from potluck.report.summary import (
     tier_names,
 )
 from potluck.report.sweep import sweep_section
-from potluck.report.units import count, duration, energy, reached, size, size_unit, time_unit, work
+from potluck.report.units import count, duration, energy, energy_unit, reached, size, size_unit, time_unit, work
 from potluck.report.verdict import LEVEL, lead, verdict
 
 Painted = list[tuple[Series, list[Run]]]
@@ -45,7 +45,7 @@ def body(runs: Sequence[Run], page: File) -> Markup:
     painted = list(zip(palette(groups(runs)), groups(runs).values(), strict=True))
     tiers = tier_names(runs)
     small = [_curve_figure(name, painted, partial(_tier_curve, name)) for name in tiers]
-    prices = [_traffic_figure(painted), _time_figure(painted)]
+    prices = [_traffic_figure(painted), _time_figure(painted), _energy_figure(painted)]
     overall = _curve_figure("Global", painted, lambda run: run.curve)
     return join(
         _verdict(runs),
@@ -201,6 +201,11 @@ def _traffic_figure(painted: Painted) -> Markup:
 def _time_figure(painted: Painted) -> Markup:
     caption = f"{capital(metric(*_runs(painted)))} against time in the field (modelled)"
     return _price_figure(caption, "time so far", painted, lambda cost: cost.device_seconds, time_unit)
+
+
+def _energy_figure(painted: Painted) -> Markup:
+    caption = f"{capital(metric(*_runs(painted)))} against energy of all devices (modelled)"
+    return _price_figure(caption, "energy so far", painted, lambda cost: cost.joules, energy_unit)
 
 
 def _target_table(painted: Painted) -> Markup:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from potluck.ledger import read_run
+from potluck.report.lessons import Lesson, lesson_of
 from potluck.report.picking import Json, listing, mapping, number, text, whole
 from potluck.report.records import Coverage, Curve, Fault, Point, Round, Run, Score, Spread, Task, Tier, Totals, total
 
@@ -48,6 +49,7 @@ def assemble(folder: Path, manifest: Json, settings: str, events: Iterable[Json]
         tiers=_tiers(manifest, ordered, tasks),
         curve=Curve(tuple(_overall(line) for line in ordered)),
         rounds=_rounds(story, tasks),
+        lessons=tuple(story.lessons.values()),
         coverage=story.coverage,
         totals=Totals.of([task for task in tasks if task.client != SERVER]),
         faults=_faults(tasks),
@@ -70,6 +72,7 @@ class _Story:
     tasks: dict[Address, Task] = field(default_factory=dict)
     rounds: dict[int, Round] = field(default_factory=dict)
     warnings: list[tuple[int | None, str]] = field(default_factory=list)
+    lessons: dict[Address, Lesson] = field(default_factory=dict)
     coverage: tuple[Coverage, ...] = ()
 
 
@@ -82,6 +85,8 @@ def _story(events: Iterable[Json]) -> _Story:
                 task = _task(event)
                 named = (task.round, task.client, text(event.get("verb")), text(event.get("key")))
                 story.tasks[named if task.client else (position,)] = task
+                if lesson := lesson_of(event):
+                    story.lessons[named] = lesson
             case "round":
                 line = _round(event)
                 story.rounds[line.number] = line

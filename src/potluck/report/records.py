@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from potluck.report.lessons import Lesson
+
 Line = list[tuple[float, float]]
 
 
@@ -246,6 +248,8 @@ class Run:
     curve: Curve = Curve()
     """The shared model, or where there is none the mean over clients."""
     rounds: tuple[Round, ...] = ()
+    lessons: tuple[Lesson, ...] = ()
+    """What networks taught each other on the server."""
     coverage: tuple[Coverage, ...] = ()
     """One per axis group, the largest first; empty where every client trains everything."""
     totals: Totals = Totals()

@@ -12,11 +12,13 @@ from potluck.report.headline import beside_table, cost_table, dagger, everyone, 
 from potluck.report.histogram import local_figure
 from potluck.report.markup import Markup, fold, join, table, tag
 from potluck.report.measure import measure
+from potluck.report.promise import promise_note
 from potluck.report.records import Curve, Line, Point, Run, Tier
 from potluck.report.scale import Axis
 from potluck.report.skyline import run_section
 from potluck.report.summary import TARGETS, Spent, capital, metric, reached, spent
-from potluck.report.units import count, duration, energy, percent, size, size_unit, time_unit
+from potluck.report.taught import taught_section
+from potluck.report.units import count, duration, energy, energy_unit, percent, size, size_unit, time_unit
 
 ROUNDS = Axis("round", "whole", low=0.0, tight=True)
 DASH = "4 4"
@@ -35,11 +37,13 @@ def body(run: Run) -> Markup:
         tier_table(run),
         beside_table(run),
         dagger(run),
+        promise_note(run),
         section("Learning", charts(score_figure(run), _loss_figure(run))),
         section(f"What {metric(run)} costs", charts(*_price_figures(run)), _target_table(run)),
         section("Cost per tier", *_cost(run)),
         _closer(run),
         alike_section(features_of(run.features)),
+        taught_section(run.lessons),
         run_section(run),
         section("What went wrong", trouble(run)),
         papers(run),
@@ -52,6 +56,7 @@ def brief(run: Run) -> Markup:
         numbers(run),
         tier_table(run),
         dagger(run),
+        promise_note(run),
         charts(score_figure(run), spread_figure(run)),
         trouble(run),
         papers(run),
@@ -132,16 +137,25 @@ def _price_figures(run: Run) -> list[Markup]:
     what = f"{capital(metric(run))} against traffic"
     chart = plot(marks, Axis("traffic so far", unit=unit, count=7, tight=True), judged(run), what)
     traffic = figure(what, chart, [both, down, up], "Bytes of all clients together, measured.")
-    return [traffic, _time_figure(run)]
+    time, joules = against(run, lambda cost: cost.device_seconds), against(run, lambda cost: cost.joules)
+    lasts = "Modelled: every round lasts as long as its slowest device."
+    return [
+        traffic,
+        _modelled_figure(run, "time", " in the field", time, time_unit, lasts),
+        _modelled_figure(
+            run, "energy", "", joules, energy_unit, "Modelled: of all devices together, without the server."
+        ),
+    ]
 
 
-def _time_figure(run: Run) -> Markup:
-    line = against(run, lambda cost: cost.device_seconds)
-    factor, unit = time_unit(max((x for x, _ in line), default=0.0))
+def _modelled_figure(
+    run: Run, amount: str, where: str, line: Line, unit: Callable[[float], tuple[float, str]], note: str
+) -> Markup:
+    factor, name = unit(max((x for x, _ in line), default=0.0))
     marks = [Path(overall(run), [(x / factor, y) for x, y in line])]
-    what = f"{capital(metric(run))} against time in the field"
-    chart = plot(marks, Axis("time so far", unit=unit, count=7, tight=True), judged(run), what)
-    return figure(what, chart, (), "Modelled: every round lasts as long as its slowest device.")
+    what = f"{capital(metric(run))} against {amount}{where}"
+    chart = plot(marks, Axis(f"{amount} so far", unit=name, count=7, tight=True), judged(run), what)
+    return figure(what, chart, (), note)
 
 
 def _target_table(run: Run) -> Markup:

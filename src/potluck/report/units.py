@@ -89,6 +89,11 @@ def time_unit(most: float) -> tuple[float, str]:
     return _unit(most, _TIMES[:4])
 
 
+def energy_unit(most: float) -> tuple[float, str]:
+    """What to divide by, and its name, for an axis of joules that ends at `most`."""
+    return _unit(most, _ENERGIES)
+
+
 def _unit(most: float, units: Units) -> tuple[float, str]:
     return next((pair for pair in units if most >= 2 * pair[0]), units[-1])
 
