@@ -136,6 +136,18 @@ class Model:
     spec: Spec
     arrays: Arrays | None = field(default=None, repr=False)
 
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of its tensors on the wire."""
+        return size(self.arrays) if self.arrays else 0
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of each of its tensors."""
+        if isinstance(self.arrays, Flat) and not self.arrays.others:
+            return self.arrays.layout.shapes
+        return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in (self.arrays or {}).items()}
+
 
 def size(arrays: Arrays) -> int:
     """Bytes of these tensors on the wire; truth values travel eight to a byte."""

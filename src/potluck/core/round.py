@@ -97,7 +97,7 @@ class Reply:
 
 def payload(message: Task | Reply) -> int:
     """Bytes of tensors that a message carries."""
-    return size(message.arrays) + sum(size(model.arrays) for model in message.models.values() if model.arrays)
+    return size(message.arrays) + sum(model.nbytes for model in message.models.values())
 
 
 Weight: TypeAlias = "float | Mapping[str, float | Tensor]"

@@ -84,11 +84,12 @@ class Averaging(LocalTraining):
         held = {client.id: self.hand_out(client, now) for client in self.pick(now)}
         where = next((tensor.device for tensor in mean.start.values()), torch.device("cpu"))
         parts = {id: part.on(where) for id, (_, part) in held.items()}
+        whole = {spec: Model(spec, mean.start) for spec, part in held.values() if part.entire}  # one for everybody
         tasks = (
             Task(
                 "train",
                 id,
-                models={"model": Model(spec, parts[id].take(mean.start))},
+                models={"model": whole.get(spec) or Model(spec, parts[id].take(mean.start))},
                 arrays=self.enclosed(id, spec, parts[id], state, now),
             )
             for id, (spec, _) in held.items()
