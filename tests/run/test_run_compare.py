@@ -215,6 +215,12 @@ def test_a_method_runs_only_under_the_variants_that_name_it(tmp_path):
     assert [result.folder.name for result in results] == folders
 
 
+def test_a_method_that_is_none_is_said_to_be_whatever_variants_there_are(tmp_path):
+    found = tiny(compare={"variants": {"deep": []}, "only": {"deep": ["fedprox"]}})
+    with pytest.raises(SettingsError, match=r"there is no method 'fedprx'\. Did you mean 'fedprox'\?"):
+        compare(found, tmp_path, [{"name": "fedprx"}], [0], lambda *_: Listener())
+
+
 def test_a_method_that_would_run_nowhere_is_refused_and_so_is_a_variant_that_is_none(tmp_path):
     found = tiny(compare={"variants": {"deep": []}, "only": {"deep": ["fedprox"]}})
     with pytest.raises(

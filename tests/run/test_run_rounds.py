@@ -1,10 +1,13 @@
 import os
+from dataclasses import dataclass
 
 import pytest
 import torch
 from tiny_runs import Listener, Moody, cohorts, events, kept, scores, tiny
+from torch.nn import functional
 
 from potluck.core import QuorumError, digest
+from potluck.engines import ENGINES, Graphs
 from potluck.methods import FedAvg
 from potluck.run import assemble, experiment, resume, run
 
@@ -257,3 +260,22 @@ def test_what_the_server_asks_of_itself_crosses_no_wire_and_is_nobodys_bill(tmp_
     assert line["loss"] == pytest.approx(sum(task["loss"] for task in theirs) / len(theirs))
     assert all("metrics" not in task for task in theirs)
     assert any("steps" in task.get("metrics", {}) for task in tasks if task["client"] == "server")
+
+
+@dataclass(frozen=True)
+class Hidden(FedAvg):
+    """FedAvg whose clients' loss is a function, into which nobody can look."""
+
+    def loss(self, task, device):
+        return lambda net, batch: functional.cross_entropy(net(batch["x"]), batch["y"])
+
+
+def test_training_that_cannot_be_recorded_is_said_to_be_once_and_is_done_all_the_same(tmp_path, monkeypatch):
+    alone = run(tiny(method=WHOLE), tmp_path / "serial", method=Hidden(local=tiny().local))
+    monkeypatch.setitem(ENGINES, "serial", Graphs)
+    listener = Listener()
+    made = run(tiny(method=WHOLE), tmp_path / "graphs", method=Hidden(local=tiny().local), watch=listener)
+    said = "some local training is not recorded and runs at its usual speed: a function is no value"
+    assert [text.startswith(said) for text in listener.warnings] == [True]
+    assert [event["text"] for event in events(tmp_path / "graphs", "warning")] == listener.warnings
+    assert made.weights_sha256 == alone.weights_sha256

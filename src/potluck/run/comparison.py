@@ -53,9 +53,9 @@ def _plans(
     for variant, changes in (experiment.compare.variants or {"": ()}).items():
         where = f"compare.variants '{variant}'"
         base = dataclasses.replace(door.changed(experiment, changes, where), variant=variant) if variant else experiment
-        chosen = [method for method in methods if _runs_under(variant, method, experiment)]
-        for method in chosen:
+        for method in methods:
             door.method(method, base.local, "methods")
+        chosen = [method for method in methods if _runs_under(variant, method, experiment)]
         for seed in seeds:
             found += [(_label(method, variant), base.with_method(method, seed)) for method in chosen]
     _refuse_idle(methods, [one for _, one in found])
