@@ -32,7 +32,7 @@ from potluck.learn.outputs import (
     sharpened,
 )
 from potluck.learn.problems import Classify, NextToken, Regress, Tag
-from potluck.learn.stack import Wish, dense, fit_stacked, likeness
+from potluck.learn.stack import dense, fit_stacked, likeness
 from potluck.learn.taps import taps
 from potluck.learn.teach import fidelity, merged, taught
 from potluck.learn.training import LocalTraining, is_usual, told
@@ -41,6 +41,7 @@ from potluck.learn.values import Frozen, changed, form, kept, leaves, located
 from potluck.learn.veil import Veil
 from potluck.learn.watch import Stop, Watched, stops
 from potluck.learn.wire import Meta, Wire
+from potluck.learn.wish import Wish
 
 __all__ = [
     "AtWidth", "Bank", "Blend", "Bridge", "Classify", "Contrast", "CrossEntropy", "Descent", "Doubt", "Follow",

@@ -7,7 +7,7 @@ each client's own, but matrix products of other shapes may round differently: eq
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -16,52 +16,17 @@ from torch.func import functional_call
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from potluck.core import Batch, Edit, Examples, Fit, Grads, Layout, Local, Loss
+from potluck.core import Batch, Examples, Fit, Grads
 from potluck.learn.descend import stepper
 from potluck.learn.edits import Pull
-from potluck.learn.fit import Precision, fit, rows
+from potluck.learn.fit import rows
 from potluck.learn.losses import CrossEntropy, MaskedCrossEntropy, masked
+from potluck.learn.wish import Wish
 
 LOSSES = (CrossEntropy, MaskedCrossEntropy)
 """Losses that are known to work on a stack."""
 EDITS = (Pull,)
 """Edits that treat every number alike, so that they work on stacked tensors as they are."""
-
-
-@dataclass(frozen=True, eq=False)
-class Wish:
-    """A fit that a device asks for."""
-
-    kind: Hashable
-    """Of the network: equal for networks that differ in nothing but their numbers; None: it is not to be stacked."""
-    net: nn.Module
-    weights: Mapping[str, Tensor]
-    examples: Examples
-    local: Local
-    lr: float
-    loss: Loss
-    edits: Sequence[Edit]
-    rng: torch.Generator
-    want_gradient: bool = False
-    laid: tuple[Tensor, Layout] | None = None
-    """The buffer in which the network's weights lie, if they do, and where each of them."""
-    precision: Precision = "fp32"
-    noise: int | None = None
-    """The seed of what a network draws from torch's own generator as it trains; None: it draws nothing."""
-
-    def granted(self) -> Fit:
-        """The fit, by itself; torch's own generator is put back."""
-        if self.noise is None:
-            return self._fitted()
-        with torch.random.fork_rng():
-            torch.manual_seed(self.noise)
-            return self._fitted()
-
-    def _fitted(self) -> Fit:
-        return fit(
-            self.net, self.examples, self.local, self.lr, self.loss, self.edits,
-            rng=self.rng, weights=self.weights, want_gradient=self.want_gradient, precision=self.precision,
-        )  # fmt: skip
 
 
 _PLAIN = (nn.Linear, nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.Identity, nn.Flatten)
