@@ -113,7 +113,20 @@ def test_rounds_on_one_track_are_the_rounds_of_a_fit_each(way):
         assert (recorded.steps, recorded.samples) == (alone.steps, alone.samples) == (9, 33)
         assert torch.equal(recorded.last, alone.last)
     assert len(kept._tracks) == 1
-    assert {size for size, _ in track._tapes} == {4, 3}
+    assert {size for size, _ in track._tapes} == {4}
+
+
+def test_smaller_batches_are_recorded_only_once_they_came_often():
+    """Of three smaller batches a round, sixteen run as they are: the last in the sixth round."""
+    net, other, kept = chain(), chain(), slot()
+    sizes = []
+    for seed in range(7):
+        track = kept.track(wish(net, seed=seed), resident=False)
+        played(track, wish(net, seed=seed))
+        wish(other, seed=seed).granted()
+        assert same(numbers(net), numbers(other))
+        sizes.append({size for size, _ in track._tapes})
+    assert sizes == [{4}] * 5 + [{4, 3}] * 2
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,10 @@ from potluck.core import Batch, Edit, Examples, Fit, Loss
 from potluck.learn import Descent, Turns, Wish, changed, drawing, fitted, form, leaves
 
 WARM = 2
-"""Steps of a kind that run as they are, before one is recorded: libraries set themselves up in them."""
+"""Steps that run as they are, before one of their kind is recorded: libraries set themselves up in them."""
+RARE = 16
+"""The same for batches that are smaller than recorded ones, the last of an epoch: recording takes as long as about so
+many steps, and there may be a size for every client."""
 
 Kind = tuple[int, int]
 """Of a step: the rows of its batch, and whose turn it is among losses that take turns."""
@@ -93,13 +96,17 @@ class Track:
 
     def _step(self, kind: Kind) -> None:
         tape = self._tapes.get(kind)
-        if tape is None and self.recordings.wanted and self._warm[kind] >= WARM:
+        if tape is None and self.recordings.wanted and self._warm[kind] >= self._patience(kind):
             tape = self._recorded(kind)
         if tape is not None:
             tape.play()
             return
         self._warm[kind] += 1
         self._work(kind)
+
+    def _patience(self, kind: Kind) -> int:
+        """How many steps of a kind run as they are, before one is recorded."""
+        return RARE if any(size > kind[0] for size, _ in self._tapes) else WARM
 
     def fit(self, mean: float) -> Fit:
         """What is told of the round."""
