@@ -71,7 +71,7 @@ class Site:
         if key not in self._columns:
             moved = {name: column.to(self.hardware) for name, column in examples.columns.items()}
             self._columns[key] = (examples.columns, moved)
-        rows = None if examples.rows is None else examples.rows.to(self.hardware)
+        rows = None if examples.rows is None else examples.rows.to(self.hardware, non_blocking=True)
         return Examples(self._columns[key][1], rows, examples.prepare, examples.vary)
 
     def resident(self, examples: Examples) -> bool:

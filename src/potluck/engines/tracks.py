@@ -66,7 +66,8 @@ class Track:
         batches, dice = drawing(wish.examples, wish.local, wish.rng)
         self.batches, self.lr = batches, wish.lr
         self.order = wish.loss.order if isinstance(wish.loss, Turns) else (0,) * len(batches)
-        rows = torch.cat(batches).to(self.rows.device)
+        # A copy of ordinary memory is taken before the call returns; to wait for its arrival would stop all streams.
+        rows = torch.cat(batches).to(self.rows.device, non_blocking=True)
         if self.resident and wish.examples.rows is not None:
             rows = wish.examples.rows[rows]
         thrown = torch.cat([one for one in dice if one is not None]) if dice[0] is not None else None
@@ -74,7 +75,7 @@ class Track:
             self._room(len(rows), len(batches), thrown)
         self.rows[: len(rows)] = rows
         if thrown is not None and self.dice is not None:
-            self.dice[: len(thrown)] = thrown.to(self.dice.device)
+            self.dice[: len(thrown)] = thrown.to(self.dice.device, non_blocking=True)
         if not self.resident:
             for name, column in self.examples.columns.items():
                 column.copy_(wish.examples.column(name))
