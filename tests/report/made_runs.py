@@ -73,9 +73,11 @@ def manifest(label: str = "FedAvg", seed: int = 0, **changes: object) -> dict[st
     return {**facts, "status": "done", "classes": 10, "clients": 50, "cohort": 10, "tiers": TIERS, **changes}
 
 
-def write_folder(folder: Path, facts: dict[str, object], events: Events, scores: Events) -> Path:
+def write_folder(
+    folder: Path, facts: dict[str, object], events: Events, scores: Events, settings: str = SETTINGS
+) -> Path:
     """A run folder with exactly these contents, as the ledger writes it."""
-    with RunFolder.create(folder, SETTINGS, facts, mark="made by hand") as run:
+    with RunFolder.create(folder, settings, facts, mark="made by hand") as run:
         for event in events:
             run.journal.append(event)
         for line in scores:

@@ -104,21 +104,21 @@ def test_five_tiers_and_local_accuracy_are_readable_in_80_columns(tmp_path: Path
     runs = [read(path) for path in made_widths(tmp_path, rounds=2)]
     lines = table(runs, 80)
     assert max(map(len, lines)) <= 80
-    assert lines[1].split() == ["method", "global", "local", "5", "tiers", "bytes", "time*", "energy*"]
+    assert lines[1].split() == ["method", "global", "average", "local", "5", "tiers", "bytes", "time*", "energy*"]
     for row, line in zip(compare_rows(runs), lines[3:], strict=False):
         assert line.startswith(str(row["label"]))
-        assert line.count("±") == 2
+        assert line.count("±") == 3
         assert line.rstrip().endswith("J")
     assert "5 tiers: from the lowest to the highest" in "\n".join(lines)
 
 
 def test_a_wide_terminal_shows_every_tier_with_its_spread(tmp_path: Path) -> None:
     lines = table([read(path) for path in made_widths(tmp_path, rounds=2)], 120)
-    assert lines[1].split()[3:8] == [tier["name"] for tier in FIVE]
-    assert lines[3].count("±") == 7
+    assert lines[1].split()[4:9] == [tier["name"] for tier in FIVE]
+    assert lines[3].count("±") == 8
 
 
 def test_tiers_lose_their_spread_before_they_are_folded(tmp_path: Path) -> None:
     lines = table([read(path) for path in made_widths(tmp_path, rounds=2)], 96)
-    assert lines[1].split()[3:8] == [tier["name"] for tier in FIVE]
-    assert lines[3].count("±") == 2
+    assert lines[1].split()[4:9] == [tier["name"] for tier in FIVE]
+    assert lines[3].count("±") == 3

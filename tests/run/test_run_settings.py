@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tiny_runs import TEXT, tiny
 
 from potluck.core import SettingsError
+from potluck.report import read as read_run
 from potluck.run import experiment, read_experiment, recipe, run, toml, value
 
 
@@ -63,6 +64,11 @@ def refusal(read, *arguments):
         ("depth = 1", "share = 1e308", "tier 'small' has share = 1e+308; give a number above 0, at most 1e9."),
         ('name = "large"', 'name = "large"\nprofile = 3', "line 21: tier.1.profile = 3: input should be a valid"),
         ("clients = 2", "every = 0", "score.every must be at least 1 and score.clients at least 0."),
+        ("clients = 2", "targets = [0.8, 85]", "line 31: score.targets = 85 must be above -1 and at most 1: for 85 %"),
+        ("clients = 2", "targets = [-1]", "line 31: score.targets = -1 must be above -1 and at most 1."),
+        ("clients = 2", "targets = [nan]", "line 31: [score.targets] 0 = nan is no finite number."),
+        ("clients = 2", 'targets = ["85%"]', "line 31: score.targets.0 = '85%': input should be a valid number."),
+        ("clients = 2", "targets = 0.85", "line 31: score.targets = 0.85: input should be a valid array."),
         ('engine = "serial"', 'engine = "warp"', "line 34: run.engine = 'warp': input should be 'auto', 'serial'"),
         ('engine = "serial"', "keep = 0", "line 34: run.keep = 0 is below 1."),
         ('engine = "serial"', "streams = 0", "line 34: run.streams = 0 is below 1."),
@@ -133,6 +139,8 @@ def test_the_built_in_experiment_reads_without_a_file():
         ("method.server.name=yogi", lambda e: e.method["server"] == {"name": "yogi"}),
         ("run.stop_at.accuracy=0.9", lambda e: e.run.stop_at == {"accuracy": 0.9}),
         ("compare.seeds=[4, 5]", lambda e: e.compare.seeds == (4, 5)),
+        ("score.targets=[0.85]", lambda e: e.score.targets == (0.85,)),
+        ("score.targets=[1, -0.5]", lambda e: e.score.targets == (1.0, -0.5)),
     ],
 )
 def test_set_reaches_any_setting(file, change, found):
@@ -158,6 +166,7 @@ def test_later_changes_build_on_earlier_ones(file):
         ("local.lrr=3", "[local] has no setting 'lrr'. Did you mean 'lr'?"),
         ("local.lr=fast", "a.toml: local.lr = 'fast': input should be a valid number."),
         ("rounds=-1", "a.toml: rounds = -1 is below 0."),
+        ("score.targets=[85]", "score.targets = 85 must be above -1 and at most 1: for 85 % write 0.85."),
         (".=3", "the top of the file has no setting ''"),
         ("a..b=3", "the top of the file has no setting 'a'"),
         (f"rounds={'[' * 100_000}", "input should be a valid integer"),
@@ -201,7 +210,7 @@ FULL = experiment(
         "method": {"name": "fedadam", "server": {"name": "adam", "lr": 1e-16}, "local": {"lr": 1}},
         "local": {"steps": 4, "clip": 0.5, "milestones": [1, 2], "betas": [0.5, 0.75], "schedule": "steps"},
         "gate": {"bound": 2.5, "strikes": 0},
-        "score": {"every": 4},
+        "score": {"every": 4, "targets": [0.855, -0.5, 1]},
         "run": {"stop_at": {"accuracy": 0.5}, "keep": 7},
         "compare": {"methods": ["local", {"name": "x", "a key \U0001f600": {}, "": []}], "seeds": [3, 4]},
     }
@@ -236,6 +245,12 @@ def test_a_run_writes_every_setting_that_is_not_none_and_reads_back_equal(tmp_pa
     for field in dataclasses.fields(wanted):
         asked = json.loads(json.dumps(wanted.plain()[field.name]))
         assert written[field.name] == without_none(asked)
+
+
+def test_a_report_reads_the_targets_that_a_run_was_given(tmp_path):
+    named = run(tiny(rounds=0, score={"targets": [0.85, 0.6]}), tmp_path / "named")
+    plain = run(tiny(rounds=0), tmp_path / "plain")
+    assert [read_run(result.folder).targets for result in (named, plain)] == [(0.85, 0.6), ()]
 
 
 def without_none(value):

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path as File
 from urllib.parse import quote
 
+from potluck.report.average import telling
 from potluck.report.chart import Band, Mark, Path, Series, palette, plot
 from potluck.report.figures import charts, figure, legend, section
 from potluck.report.headline import state
@@ -21,7 +22,6 @@ from potluck.report.scale import Axis
 from potluck.report.single import ROUNDS, against, brief, judged
 from potluck.report.skyline import methods_section
 from potluck.report.summary import (
-    TARGETS,
     Row,
     Spent,
     capital,
@@ -31,6 +31,8 @@ from potluck.report.summary import (
     metric,
     ranked,
     rounds_to,
+    rounds_to_average,
+    targets,
     tier_names,
 )
 from potluck.report.sweep import sweep_section
@@ -82,16 +84,18 @@ def _verdict(runs: Sequence[Run]) -> Markup | None:
 def _score_table(runs: Sequence[Run], tiers: Sequence[str]) -> Markup:
     rows, judge = compare_rows(runs), measure(*runs)
     local = ["local"] * any(_mean(row["local"]) is not None for row in rows)
-    columns = [_column(judge, rows, partial(_plain, key)) for key in ("global", *local)]
+    averaged = ["average"] * telling(runs)
+    columns = [_column(judge, rows, partial(_plain, key)) for key in ("global", *averaged, *local)]
     columns += [_column(judge, rows, partial(_tier_share, name)) for name in tiers]
     columns += [_column(judge, rows, partial(_plain, key)) for key in ("clients", "worst", "best")]
     starts = [[text(row["label"]) + _dagger(row), count(number(row["runs"]))] for row in rows]
     lines = [[*start, *cells] for start, *cells in zip(starts, *columns, strict=True)]
-    head = ["", "runs", "global", *local, *tiers, "client mean", "worst tenth", "by validation"]
+    head = ["", "runs", "global", *averaged, *local, *tiers, "client mean", "worst tenth", "by validation"]
     what = judge.words
     spread = "mean ± standard deviation over seeds (a single seed has no deviation)"
     notes = [f"Final {what}{judge.unit}, {spread}; green: highest."]
     notes += [f"“By validation” is the {what} at the round that validation would have chosen."]
+    notes += ["Average: of the tiers' scores on the test set, by share of clients."] * len(averaged)
     notes += ["Local: the shared model on each client's own examples and classes, mean over clients."] * len(local)
     notes += ["† Scored by its clients, each on its own examples."] * any("†" in _dagger(row) for row in rows)
     notes += ["‡ A bound that ignores what devices can carry: not ranked."] * any(row["bound"] for row in rows)
@@ -209,14 +213,20 @@ def _energy_figure(painted: Painted) -> Markup:
 
 
 def _target_table(painted: Painted) -> Markup:
-    """Rounds until each target, per method; how many of its runs got there where not all did."""
-    rows = [
-        [series.label, *(reached([rounds_to(run, target) for run in runs]) for target in TARGETS)]
-        for series, runs in painted
-    ]
+    """Rounds until each target, per method, and by the tiers' average too where that says more."""
     note = "First scored round at or above the target, mean over the runs that reached it."
-    head = ["", *(measure(*_runs(painted)).written(target, 0) for target in TARGETS)]
-    return join(tag("h3", "Rounds to a target"), tag("p", note, class_="note"), table(head, rows))
+    parts = [tag("h3", "Rounds to a target"), tag("p", note, class_="note"), _until(painted, rounds_to)]
+    if telling(_runs(painted)):
+        parts += [tag("h3", "Rounds to a target, by the tiers' average"), _until(painted, rounds_to_average)]
+    return join(*parts)
+
+
+def _until(painted: Painted, rounds: Callable[[Run, float], int | None]) -> Markup:
+    """A row per method, a column per target; how many of its runs got there where not all did."""
+    everyone = _runs(painted)
+    aims, judge = targets(*everyone), measure(*everyone)
+    rows = [[series.label, *(reached([rounds(run, aim) for run in runs]) for aim in aims)] for series, runs in painted]
+    return table(["", *(judge.target(aim) for aim in aims)], rows)
 
 
 def _run(run: Run, page: File) -> Markup:

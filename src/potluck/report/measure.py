@@ -34,6 +34,12 @@ class Measure:
         """One value, with its unit."""
         return percent(value, digits) if self.percent else _plain(value, digits + 2)
 
+    def target(self, value: float) -> str:
+        """A score that somebody named, with its unit and all the digits that were named."""
+        if self.percent:
+            return f"{100 * value:.6g} %"
+        return max(f"{value:.2f}", f"{value:.6g}", key=len)
+
     def spread(self, mean: float | None, sd: float | None) -> str:
         """A mean and its deviation, with their unit."""
         if self.percent:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -55,6 +56,7 @@ def assemble(folder: Path, manifest: Json, settings: str, events: Iterable[Json]
         faults=_faults(tasks),
         warnings=tuple(story.warnings),
         settings=settings,
+        targets=_targets(settings),
         manifest=manifest,
     )
 
@@ -63,6 +65,16 @@ def _label(manifest: Json) -> str:
     """The method with its settings, and what else the run varies."""
     told = (text(manifest.get("label")) or text(manifest.get("method")), text(manifest.get("variant")))
     return ", ".join(part for part in told if part)
+
+
+def _targets(settings: str) -> tuple[float, ...]:
+    """The scores that [score] names as targets, each once; none where the settings cannot be read."""
+    try:
+        plain = tomllib.loads(settings)
+    except (ValueError, RecursionError):
+        return ()
+    named = map(number, listing(mapping(plain.get("score")).get("targets")))
+    return tuple(dict.fromkeys(target for target in named if target is not None and -1 < target <= 1))
 
 
 @dataclass

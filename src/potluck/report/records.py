@@ -256,6 +256,8 @@ class Run:
     faults: tuple[Fault, ...] = ()
     warnings: tuple[tuple[int | None, str], ...] = ()
     settings: str = ""
+    targets: tuple[float, ...] = ()
+    """The scores to which it asked rounds to be counted, as it named them; empty where it named none."""
     manifest: Mapping[str, object] = field(default_factory=dict)
     features: Mapping[str, object] = field(default_factory=dict)
     """What was seen of the tiers' networks at the end, as it was written."""

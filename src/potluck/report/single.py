@@ -16,7 +16,7 @@ from potluck.report.promise import promise_note
 from potluck.report.records import Curve, Line, Point, Run, Tier
 from potluck.report.scale import Axis
 from potluck.report.skyline import run_section
-from potluck.report.summary import TARGETS, Spent, capital, metric, reached, spent
+from potluck.report.summary import Spent, capital, metric, reached, spent, targets
 from potluck.report.taught import taught_section
 from potluck.report.units import count, duration, energy, energy_unit, percent, size, size_unit, time_unit
 
@@ -163,12 +163,12 @@ def _target_table(run: Run) -> Markup:
     costs = spent(run)
     tiers = [tier for tier in run.tiers if tier.curve.points]
     rows = []
-    for target in TARGETS:
+    for target in targets(run):
         done = reached(run.curve, target)
         cost = costs.get(done) if done is not None else None
         bill = [size(cost.bytes), duration(cost.device_seconds), energy(cost.joules)] if cost else [size(None)] * 3
         when = [count(done), *(count(reached(tier.curve, target)) for tier in tiers)]
-        rows.append([measure(run).written(target, 0), *when, *bill])
+        rows.append([measure(run).target(target), *when, *bill])
     head = ["target", everyone(run.curve), *(tier.name for tier in tiers), "traffic", "time", "energy"]
     groups = [("", 1), ("reached at round", 1 + len(tiers)), ("spent by then, all clients", 3)]
     note = "First scored round at or above the target. Traffic is measured; time and energy are modelled."

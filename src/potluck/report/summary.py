@@ -6,11 +6,13 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from potluck.report.average import average, telling
 from potluck.report.measure import measure
 from potluck.report.needs import facts
 from potluck.report.records import Curve, Run
 
 TARGETS = (0.5, 0.8, 0.9, 0.95)
+"""The scores to which rounds are counted where runs name none; the second is the one where there is room for one."""
 
 Row = dict[str, object]
 
@@ -52,6 +54,24 @@ def reached(curve: Curve, target: float) -> int | None:
 def rounds_to(run: Run, target: float) -> int | None:
     """The first scored round with this test score; the mean over clients where no shared model is scored."""
     return reached(run.curve, target)
+
+
+def rounds_to_average(run: Run, target: float) -> int | None:
+    """The first scored round in which the tiers' average is at least the target."""
+    return reached(average(run), target)
+
+
+def targets(*runs: Run) -> tuple[float, ...]:
+    """The scores to which rounds are counted: those that runs name, in their order, or sorted where runs differ."""
+    named = list(dict.fromkeys(run.targets for run in runs if run.targets))
+    if len(named) > 1:
+        return tuple(sorted({target for some in named for target in some}))
+    return named[0] if named else TARGETS
+
+
+def main_target(*runs: Run) -> float:
+    """The one score to which rounds are counted where there is room for one: the first that is named."""
+    return targets(*runs)[0] if any(run.targets for run in runs) else TARGETS[1]
 
 
 def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -107,8 +127,12 @@ def tier_names(runs: Iterable[Run]) -> list[str]:
 
 
 def compare_rows(runs: Sequence[Run]) -> list[Row]:
-    """One row per method, bounds last: mean and sd over its seeds. Plain values throughout: a row is JSON as it is."""
-    return sorted((_row(label, members) for label, members in groups(runs).items()), key=lambda row: bool(row["bound"]))
+    """One row per method, bounds last: mean and sd over its seeds. Plain values throughout: a row is JSON as it is.
+
+    The tiers' average is in every row or in none: where no run has tiers that differ it would repeat the global score.
+    """
+    rows = [_row(label, members, targets(*runs), telling(runs)) for label, members in groups(runs).items()]
+    return sorted(rows, key=lambda row: bool(row["bound"]))
 
 
 def ranked(rows: Sequence[Row]) -> list[Row]:
@@ -117,7 +141,7 @@ def ranked(rows: Sequence[Row]) -> list[Row]:
     return [row for row in able if row["scored_on"] == "test"] or able
 
 
-def _row(label: str, runs: list[Run]) -> Row:
+def _row(label: str, runs: list[Run], aims: Sequence[float], averaged: bool) -> Row:
     declared = facts(runs)
     return {
         "label": label,
@@ -131,6 +155,7 @@ def _row(label: str, runs: list[Run]) -> Row:
         "metric": metric(*runs),
         "scored_on": "clients" if any(run.curve.on_clients for run in runs) else "test",
         "global": mean_sd(_final(run.curve) for run in runs),
+        **({"average": mean_sd(_final(average(run)) for run in runs)} if averaged else {}),
         "local": mean_sd(run.curve.local.local.mean if run.curve.local else None for run in runs),
         "best": mean_sd(_chosen(run.curve) for run in runs),
         "tiers": {
@@ -139,7 +164,7 @@ def _row(label: str, runs: list[Run]) -> Row:
         },
         "clients": mean_sd(run.curve.final.clients.mean if run.curve.final else None for run in runs),
         "worst": mean_sd(run.curve.final.clients.worst if run.curve.final else None for run in runs),
-        "rounds_to": {str(target): mean_sd(rounds_to(run, target) for run in runs) for target in TARGETS},
+        "rounds_to": {str(target): mean_sd(rounds_to(run, target) for run in runs) for target in aims},
         "bytes_down": mean_sd(run.totals.bytes_down for run in runs),
         "bytes_up": mean_sd(run.totals.bytes_up for run in runs),
         "bytes": mean_sd(run.totals.bytes for run in runs),

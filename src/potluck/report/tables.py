@@ -11,7 +11,7 @@ from potluck.report.measure import Measure, measure
 from potluck.report.needs import KEY, NEEDS, needed
 from potluck.report.picking import mapping, number, text
 from potluck.report.records import Curve, Run, Totals
-from potluck.report.summary import TARGETS, Row, compare_rows, metric, tier_names
+from potluck.report.summary import Row, compare_rows, main_target, metric, tier_names
 from potluck.report.units import GAP, count, duration, energy, short, size, work
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 NAME, NUMBER = 12, 5
 """The least width of the first column and of the others."""
-TARGET = TARGETS[1]
-"""The score to which rounds are counted."""
 
 
 def run_table(run: Run) -> Table:
@@ -56,12 +54,11 @@ def compare_table(runs: Sequence[Run], width: int | None = None) -> Table:
     """Several runs: a row per method, mean ± sd over its seeds; bounds apart, after a line.
 
     As many columns as `width` characters hold (by default those of the terminal). What methods need is left out first,
-    then rounds to a target and computing; where the tiers do not fit either, they are shown without their spread, and
-    at last as one range from the lowest to the highest.
+    then rounds to a target and computing; where the tiers do not fit either, they are shown without their spread, then
+    as one range from the lowest to the highest, and at last without their average.
     """
-    room, judge = width or get_terminal_size().columns, measure(*runs)
-    rows = compare_rows(runs)
-    lines = _fitting(rows, tier_names(runs), judge, room)
+    judge, rows = measure(*runs), compare_rows(runs)
+    lines = _fitting(runs, rows, width or get_terminal_size().columns)
     most = max((int(number(row["runs"]) or 0) for row in rows), default=0)
     spread = f", mean ± sd over {most} seeds" if most > 1 else ""
     table = _table(f"Final test {judge.words}{judge.unit}{spread}, and cost", lines[0])
@@ -75,9 +72,9 @@ def compare_table(runs: Sequence[Run], width: int | None = None) -> Table:
 
 def needs_table(runs: Sequence[Run], width: int | None = None) -> Table | None:
     """What methods need and allow; nothing where none says so, or where the comparison's own table has it already."""
-    rows, room = compare_rows(runs), width or get_terminal_size().columns
+    rows = compare_rows(runs)
     told = [row for row in rows if mapping(row["facts"])]
-    if not told or NEEDS[0] in _fitting(rows, tier_names(runs), measure(*runs), room)[0]:
+    if not told or NEEDS[0] in _fitting(runs, rows, width or get_terminal_size().columns)[0]:
         return None
     table = _table("What methods need and allow", ["method", *NEEDS])
     for row in told:
@@ -86,19 +83,22 @@ def needs_table(runs: Sequence[Run], width: int | None = None) -> Table | None:
     return table
 
 
-def _fitting(rows: list[Row], tiers: list[str], judge: Measure, room: int) -> list[list[str]]:
+def _fitting(runs: Sequence[Run], rows: list[Row], room: int) -> list[list[str]]:
     """The head and the lines of the widest way to show a comparison in so many characters, or else the narrowest."""
     most = max((int(number(row["runs"]) or 0) for row in rows), default=0)
+    judge, target = measure(*runs), main_target(*runs)
+    ways = _ways(tier_names(runs), rows, judge)
     lines: list[list[str]] = []
-    for (heads, shares), more, needs in product(_ways(tiers, rows, judge), (True, False), (True, False)):
+    for (keys, heads, shares), more, needs in product(ways, (True, False), (True, False)):
         if needs and not (more and any(mapping(row["facts"]) for row in rows)):
             continue
-        head = ["method", "global", *_local(rows), *heads, *[_target(judge)] * more, *_cost_names(more)]
+        head = ["method", *keys, *heads, *[_target(judge, target)] * more, *_cost_names(more)]
         lines = [[*head, *NEEDS * needs]]
         for row, share in zip(rows, shares, strict=True):
-            target = [_rounds(row)] * more
+            scores = [_share(row[key], judge) for key in keys]
+            until = [_rounds(row, target)] * more
             told = needed(row["facts"]) if needs else []
-            lines.append([_method(row, most), *_scores(rows, row, judge), *share, *target, *_costs(row, more), *told])
+            lines.append([_method(row, most), *scores, *share, *until, *_costs(row, more), *told])
         if _needs(lines) <= room:
             break
     return lines
@@ -112,6 +112,8 @@ def _kind(row: Row) -> object:
 def _captions(rows: list[Row], head: list[str]) -> Iterator[str]:
     if folded := next((name for name in head if name.endswith(" tiers")), None):
         yield f"{folded}: from the lowest to the highest"
+    if _average(rows) and "average" in head:
+        yield "average: of the tiers' scores on the test set, by share of clients"
     bound = "   ‡ a bound, not ranked" if any(row["bound"] for row in rows) else ""
     yield f"* modelled; time of each round's slowest device, summed   † mean over clients{bound}"
     if NEEDS[0] in head:
@@ -125,22 +127,23 @@ def _method(row: Row, most: int) -> str:
     )
 
 
+def _average(rows: list[Row]) -> list[str]:
+    """The column of the tiers' average, where rows have one."""
+    return ["average"] * any("average" in row for row in rows)
+
+
 def _local(rows: list[Row]) -> list[str]:
     """The column of local scores, where any run has one."""
     return ["local"] * any(_mean(row["local"]) is not None for row in rows)
 
 
-def _scores(rows: list[Row], row: Row, judge: Measure) -> list[str]:
-    return [_share(row[key], judge) for key in ("global", *_local(rows))]
+def _target(judge: Measure, target: float) -> str:
+    return f"to {judge.target(target).replace(' ', '')}"
 
 
-def _target(judge: Measure) -> str:
-    return f"to {judge.written(TARGET, 0).replace(' ', '')}"
-
-
-def _rounds(row: Row) -> str:
+def _rounds(row: Row, target: float) -> str:
     """Rounds until the target, of the runs that reached it."""
-    return short(_mean(mapping(row["rounds_to"]).get(str(TARGET))))
+    return short(_mean(mapping(row["rounds_to"]).get(str(target))))
 
 
 def _cost_names(more: bool) -> list[str]:
@@ -152,13 +155,16 @@ def _costs(row: Row, more: bool) -> list[str]:
     return [size(_mean(row["bytes"])), *computing, duration(_mean(row["device_seconds"])), energy(_mean(row["joules"]))]
 
 
-def _ways(tiers: list[str], rows: list[Row], judge: Measure) -> Iterator[tuple[list[str], list[list[str]]]]:
-    """The tiers' columns, from the widest way to show them to the narrowest."""
+def _ways(tiers: list[str], rows: list[Row], judge: Measure) -> Iterator[tuple[list[str], list[str], list[list[str]]]]:
+    """The scores of the whole run, and the tiers' columns, from the widest way to show them to the narrowest."""
     found = [[mapping(row["tiers"]).get(name) for name in tiers] for row in rows]
-    yield tiers, [[_share(one, judge) for one in line] for line in found]
-    yield tiers, [[_share({"mean": _mean(one)}, judge) for one in line] for line in found]
+    keys, fewer = ["global", *_average(rows), *_local(rows)], ["global", *_local(rows)]
+    yield keys, tiers, [[_share(one, judge) for one in line] for line in found]
+    yield keys, tiers, [[_share({"mean": _mean(one)}, judge) for one in line] for line in found]
     if len(tiers) > 1:
-        yield [f"{len(tiers)} tiers"], [[_range([_mean(one) for one in line], judge)] for line in found]
+        folded = [f"{len(tiers)} tiers"], [[_range([_mean(one) for one in line], judge)] for line in found]
+        yield keys, *folded
+        yield fewer, *folded
 
 
 def _range(means: list[float | None], judge: Measure) -> str:

@@ -48,10 +48,16 @@ class Scoring:
     """Also score the server's whole model on their splits, with classes that a client does not own masked."""
     features: bool = False
     """At the end, look at what the tiers' networks make of test rows, for the report: how alike, stage by stage."""
+    targets: tuple[float, ...] = ()
+    """Test scores to which tables and reports count rounds: [0.85] is 85 %. None: 50, 80, 90 and 95 %. Tables in the
+    terminal have room for the first."""
 
     def __post_init__(self) -> None:
         if self.every < 1 or self.clients < 0:
             raise ValueError("score.every must be at least 1 and score.clients at least 0")
+        if odd := [target for target in self.targets if not -1 < target <= 1]:
+            remedy = f": for {odd[0]:g} % write {odd[0] / 100:g}" if 1 < odd[0] <= 100 else ""
+            raise ValueError(f"score.targets = {odd[0]:g} must be above -1 and at most 1{remedy}")
 
 
 @dataclass(frozen=True)
