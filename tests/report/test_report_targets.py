@@ -21,10 +21,10 @@ def made(path: Path, wanted: str = "", metric: str = "accuracy", settings: str |
     return read(write_folder(path, manifest(path.name, tiers=[]), [], scores, settings or named))
 
 
-def head(*runs: Run) -> str:
+def head(*runs: Run, width: int = 140) -> str:
     console = Console(width=140)
     with console.capture() as capture:
-        console.print(compare_table(runs, 140))
+        console.print(compare_table(runs, width))
     return " ".join(capture.get().splitlines()[1].split())
 
 
@@ -94,3 +94,8 @@ def test_the_page_of_a_run_and_of_several_show_the_named_targets_only(tmp_path: 
         assert "85 %" in part
         assert "90 %" not in part
         assert "<td>9</td>" in part
+
+
+def test_a_named_target_stays_where_there_is_no_room_for_more(tmp_path: Path) -> None:
+    assert head(made(tmp_path / "none"), width=40) == "method global bytes time* energy*"
+    assert head(made(tmp_path / "named", "[0.85]"), width=40) == "method global to 85% bytes time* energy*"

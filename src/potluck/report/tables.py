@@ -54,8 +54,8 @@ def compare_table(runs: Sequence[Run], width: int | None = None) -> Table:
     """Several runs: a row per method, mean ± sd over its seeds; bounds apart, after a line.
 
     As many columns as `width` characters hold (by default those of the terminal). What methods need is left out first,
-    then rounds to a target and computing; where the tiers do not fit either, they are shown without their spread, then
-    as one range from the lowest to the highest, and at last without their average.
+    then computing and, unless a recipe names its target, rounds to one; where the tiers do not fit either, they are
+    shown without their spread, then as one range from the lowest to the highest, and at last without their average.
     """
     judge, rows = measure(*runs), compare_rows(runs)
     lines = _fitting(runs, rows, width or get_terminal_size().columns)
@@ -87,16 +87,17 @@ def _fitting(runs: Sequence[Run], rows: list[Row], room: int) -> list[list[str]]
     """The head and the lines of the widest way to show a comparison in so many characters, or else the narrowest."""
     most = max((int(number(row["runs"]) or 0) for row in rows), default=0)
     judge, target = measure(*runs), main_target(*runs)
+    asked = any(run.targets for run in runs)
     ways = _ways(tier_names(runs), rows, judge)
     lines: list[list[str]] = []
     for (keys, heads, shares), more, needs in product(ways, (True, False), (True, False)):
         if needs and not (more and any(mapping(row["facts"]) for row in rows)):
             continue
-        head = ["method", *keys, *heads, *[_target(judge, target)] * more, *_cost_names(more)]
+        head = ["method", *keys, *heads, *[_target(judge, target)] * (more or asked), *_cost_names(more)]
         lines = [[*head, *NEEDS * needs]]
         for row, share in zip(rows, shares, strict=True):
             scores = [_share(row[key], judge) for key in keys]
-            until = [_rounds(row, target)] * more
+            until = [_rounds(row, target)] * (more or asked)
             told = needed(row["facts"]) if needs else []
             lines.append([_method(row, most), *scores, *share, *until, *_costs(row, more), *told])
         if _needs(lines) <= room:
