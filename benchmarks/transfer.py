@@ -1,0 +1,140 @@
+"""Does WIRE move knowledge? Single transfers from a well-taught network to newborn ones, on a few labelled rows.
+
+    python benchmarks/transfer.py [--student lenet] [--rows 100] [--epochs 60] [--rates 0.03,0.1,0.3] [--seeds 0,1,2]
+    python benchmarks/transfer.py --data cifar10 --path data --teacher resnet18 --student mobilenet_v2 --hardware cuda
+
+A teacher learns many rows; a student is born and learns a few others by their labels alone, by labels and features that
+all count alike, and by WIRE, its small networks trained on two levels or jointly. Every way tries every rate; the rate
+is chosen by rows of their own. Teachers, births, rows and orders are the same for all. Prints a table with how much
+pairs of layers matter by the end (Loc, mean over pairs).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from potluck.core import Examples, Local, Model, Spec, stream
+from potluck.data import Data, load
+from potluck.learn import CrossEntropy, Meta, Transfer, Wire, fit, predicted
+from potluck.models import Menagerie, make_spec
+
+WAYS: Mapping[str, Mapping[str, Any]] = {
+    "labels": {"loss": "ce"},
+    "features": {"loss": "mse"},
+    "wire": {},
+    "joint": {"train": "joint"},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A teacher that has learned, and rows to teach, to choose a rate by, and to test on."""
+
+    teacher: tuple[Spec, nn.Module]
+    shape: Mapping[str, Any]
+    """What networks take and tell apart."""
+    public: Examples
+    choosing: Examples
+    testing: Examples
+    hardware: torch.device
+
+
+@dataclass(frozen=True)
+class Result:
+    """A student's accuracy in %, and how much pairs of layers came to matter."""
+
+    chosen_by: float
+    test: float
+    loc: float
+
+
+def case(asked: argparse.Namespace, seed: int) -> Case:
+    """A seed's rows, and its teacher after learning."""
+    hardware = torch.device(asked.hardware)
+    source = load(Data(name=asked.data, path=asked.path))
+    rows = torch.randperm(len(source.train), generator=stream(seed, "rows"))
+    ends = [asked.taught, asked.taught + asked.rows, asked.taught + asked.rows + asked.choosing]
+    moved = {name: column.to(hardware) for name, column in source.train.columns.items()}
+    whole = Examples(moved, None, source.train.prepare)
+    taught, public, choosing, rest = (whole.pick(part) for part in rows.tensor_split(ends))
+    testing = rest
+    if source.test is not None:
+        testing = Examples({n: c.to(hardware) for n, c in source.test.columns.items()}, None, source.test.prepare)
+    shape: dict[str, Any] = {"input": source.shape, "classes": source.classes}
+    spec = make_spec(asked.teacher, **shape)
+    net = Menagerie(spec).build(Model(spec), stream(seed, "teacher")).to(hardware)
+    how = Local(lr=asked.teacher_lr, momentum=0.9, epochs=asked.teacher_epochs, batch=50)
+    fit(net, taught, how, how.lr, CrossEntropy(), rng=stream(seed, "teaching"))
+    return Case((spec, net), shape, public, choosing, testing, hardware)
+
+
+def taught(found: Case, student: str, wire: Wire, seed: int) -> Result:
+    """A newborn student after one transfer."""
+    spec, teacher = found.teacher
+    own, zoo = make_spec(student, **found.shape), Menagerie(spec)
+    net = zoo.build(Model(own), stream(seed, "student")).to(found.hardware)
+    bridge = wire.bridge(spec, own, zoo)
+    meta = Meta.of(Meta.newborn(bridge, stream(seed, "wire")).rest(), found.hardware)
+    done = Transfer(teacher, net, bridge, meta, wire, gather=True).run(found.public, wire.lr, stream(seed, "order"))
+    loc = float(torch.tensor(done.loc).mean()) if done.loc else float("nan")
+    return Result(accuracy(net, found.choosing), accuracy(net, found.testing), loc)
+
+
+def accuracy(net: nn.Module, examples: Examples) -> float:
+    """In %."""
+    return 100 * float((predicted(net, examples).argmax(1) == examples.column("y")).float().mean())
+
+
+def told(results: list[Result]) -> str:
+    """Mean and deviation of the test accuracy, what the rate is chosen by, and Loc."""
+    spread = statistics.stdev(each.test for each in results) if len(results) > 1 else 0.0
+    test, by, loc = (statistics.mean(getattr(one, key) for one in results) for key in ("test", "chosen_by", "loc"))
+    return f"{test:5.1f} ± {spread:4.1f} (chosen by {by:4.1f}) Loc {loc:4.2f}"
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="digits")
+    parser.add_argument("--path", default="")
+    parser.add_argument("--teacher", default="cnn")
+    parser.add_argument("--student", default="lenet")
+    parser.add_argument("--hardware", default="cpu")
+    for name, usual in (("taught", 1000), ("teacher-epochs", 8), ("rows", 100), ("choosing", 250), ("epochs", 60)):
+        parser.add_argument(f"--{name}", type=int, default=usual)
+    for name, rate in (("teacher-lr", 0.05), ("meta-lr", 1e-3)):
+        parser.add_argument(f"--{name}", type=float, default=rate)
+    parser.add_argument("--batch", type=int, default=25)
+    parser.add_argument("--rates", default="0.03,0.1,0.3")
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--ways", default=",".join(WAYS))
+    return parser.parse_args()
+
+
+def main() -> None:
+    asked = arguments()
+    rates, seeds = [float(rate) for rate in asked.rates.split(",")], [int(seed) for seed in asked.seeds.split(",")]
+    warnings.simplefilter("ignore", UserWarning)  # joint training is known to switch itself off
+    torch.set_num_threads(1)
+    cases = {seed: case(asked, seed) for seed in seeds}
+    learned = [accuracy(each.teacher[1], each.testing) for each in cases.values()]
+    print(f"{asked.teacher}, {min(learned):.1f} to {max(learned):.1f} %, teaches {asked.student} {asked.rows} rows")
+    for name in asked.ways.split(","):
+        found: dict[float, list[Result]] = {}
+        for rate in rates:
+            wire = Wire(lr=rate, epochs=asked.epochs, batch=asked.batch, meta_lr=asked.meta_lr, **WAYS[name])
+            found[rate] = [taught(each, asked.student, wire, seed) for seed, each in cases.items()]
+            print(f"{name:9} lr {rate:<5g} {told(found[rate])}", flush=True)
+        best = max(found, key=lambda rate: statistics.mean(each.chosen_by for each in found[rate]))
+        print(f"{name:9} at {best:<5g} {told(found[best])}  <- chosen", flush=True)
+
+
+if __name__ == "__main__":
+    main()
