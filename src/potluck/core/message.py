@@ -56,6 +56,12 @@ def apart(value: Any, once: bool = False) -> tuple[Any, dict[str, Tensor]]:
     return _away(value, body), body.tensors
 
 
+def settled(value: Any) -> Any:
+    """A value as it would come back from bytes, its tensors the same ones, where they are."""
+    body = _Body(near=True)
+    return _back(_away(value, body), body.tensors)
+
+
 def joined(plain: Any, body: Mapping[str, Tensor]) -> Any:
     """The value of these two; `MessageError` says what is wrong with others."""
     try:
@@ -67,9 +73,9 @@ def joined(plain: Any, body: Mapping[str, Tensor]) -> Any:
 class _Body:
     """The tensors of a value."""
 
-    def __init__(self, once: bool) -> None:
+    def __init__(self, once: bool = False, near: bool = False) -> None:
         self.tensors: dict[str, Tensor] = {}
-        self._once = once
+        self._once, self._near = once, near
         self._notes: dict[int, tuple[Tensor, dict[str, Any]]] = {}
 
     def store(self, tensor: Tensor) -> dict[str, Any]:
@@ -81,15 +87,17 @@ class _Body:
         return self._notes[id(tensor)][1]
 
     def _stored(self, tensor: Tensor) -> dict[str, Any]:
-        key = str(len(self.tensors))
-        flat = tensor.detach().cpu().contiguous()
-        if flat.dtype is torch.bool:
-            self.tensors[key] = torch.from_numpy(np.packbits(flat.numpy().reshape(-1)))
-            return {"$": "tensor", "at": key, "bits": list(flat.shape)}
-        if flat.dtype not in _DTYPES:
-            raise TypeError(f"a tensor of {flat.dtype} cannot cross the wire")
-        self.tensors[key] = flat
-        return {"$": "tensor", "at": key}
+        key, bits = str(len(self.tensors)), tensor.dtype is torch.bool
+        if not bits and tensor.dtype not in _DTYPES:
+            raise TypeError(f"a tensor of {tensor.dtype} cannot cross the wire")
+        self.tensors[key] = tensor.detach()
+        if self._near:
+            return {"$": "tensor", "at": key}
+        flat = self.tensors[key] = tensor.detach().cpu().contiguous()
+        if not bits:
+            return {"$": "tensor", "at": key}
+        self.tensors[key] = torch.from_numpy(np.packbits(flat.numpy().reshape(-1)))
+        return {"$": "tensor", "at": key, "bits": list(flat.shape)}
 
 
 def unpack(data: bytes, most: int = MOST_BYTES) -> Any:

@@ -22,6 +22,7 @@ from potluck.run.books import Books, Progress
 from potluck.run.interrupts import Interrupts
 from potluck.run.later import Later
 from potluck.run.privacy import stated, uploaded
+from potluck.run.recall import Recall, Remembered
 from potluck.run.scoring import scored
 
 
@@ -42,12 +43,12 @@ class Loop:
         self.scores: dict[str, Any] | None = None
         fresh: Any = self.world.method.init(self.world.zoo, stream(self.world.seed, "init"))
         self.state: Any = located(fresh, torch.device(self.world.hardware))
+        self.recall = Recall(folder.memories.read)
         self.desk = Desk(
-            engine, self.world.method, self.world.zoo, self.experiment.gate, self._recall, setup.crew.drops
+            engine, self.world.method, self.world.zoo, self.experiment.gate, self._remembered, setup.crew.drops
         )
         self.books = Books(folder.journal, self.world.zoo)
         self._saved = -1
-        self._memories: dict[str, bytes] = {}
         self._writing: Later | None = None
 
     def restore(self, payload: bytes) -> None:
@@ -98,7 +99,7 @@ class Loop:
             for client, count in session.strikes().items():
                 self.desk.strikes[client] = self.desk.strikes.get(client, 0) + count
             self.progress.strikes = dict(self.desk.strikes)
-            self._memories |= {client: pack(memory) for client, memory in session.staged.items()}
+            self.recall.put(session.staged)
             self.books.round(self.progress, session, cohort, time.perf_counter() - started)
             self._count_uploads(session)
             self._missed(session)
@@ -149,7 +150,7 @@ class Loop:
 
     def _score(self) -> None:
         shown, session = self._ready()
-        scores, faults = scored(self.setup, self.engine, shown, self.progress.done, self._recall)
+        scores, faults = scored(self.setup, self.engine, shown, self.progress.done, self._remembered)
         with self.stops.held():
             if session:
                 self.books.tasks(self.progress, session.entries, self.setup.cohort(self.progress.done - 1))
@@ -177,13 +178,13 @@ class Loop:
         self._settle()
         self._saved = self.progress.done
         if self.world.hardware == "cpu":
-            self.folder.commit(self._saved, pack(value), self._memories)
+            self.folder.commit(self._saved, pack(value), self.recall.unsaved())
         else:
-            self.folder.prepare(self._saved, self._memories)
+            self.folder.prepare(self._saved, self.recall.unsaved())
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record()
             self._writing = Later(partial(_written, self.folder, self._saved, value, ready))
-        self._memories = {}
+        self.recall.saved(self._saved)
 
     def _settle(self) -> None:
         """Waits for the checkpoint that is being written beside the rounds."""
@@ -192,12 +193,8 @@ class Loop:
             writing.wait()
             self.folder.prune()
 
-    def _recall(self, client: str) -> tuple[int, Mapping[str, Any]] | None:
-        """A client's last memory: of a round not yet on disk, or of the folder."""
-        if client in self._memories:
-            return self.progress.done, unpack(self._memories[client])
-        found = self.folder.memories.read(client)
-        return (found[0], unpack(found[1])) if found else None
+    def _remembered(self, client: str) -> Remembered | None:
+        return self.recall.get(client, self.progress.done)
 
     @property
     def promise(self) -> dict[str, Any] | None:

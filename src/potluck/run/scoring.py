@@ -9,14 +9,16 @@ from typing import Any
 from potluck.core import SERVER, Client, Model, Plain, Task, dice
 from potluck.engines import Engine, Letter
 from potluck.run.assemble import Setup
+from potluck.run.recall import Remembered
 
 PIECE = 2048
 """The server's splits are scored in pieces of so many rows, so that workers share them; the same on every engine."""
 
-Recall = Callable[[str], "tuple[int, Mapping[str, Any]] | None"]
+Ask = Callable[[str], Remembered | None]
+"""A client's memory, by its id."""
 
 
-def scored(setup: Setup, engine: Engine, state: Any, done: int, recall: Recall) -> tuple[dict[str, Any], list[str]]:
+def scored(setup: Setup, engine: Engine, state: Any, done: int, recall: Ask) -> tuple[dict[str, Any], list[str]]:
     """Everything that is known of the models after so many rounds, and what went wrong in finding out."""
     method, zoo = setup.world.method, setup.world.zoo
     problem: Any = setup.world.problem
@@ -62,7 +64,7 @@ def _letters(
     own: Mapping[str, Model | None],
     whole: Model | None,
     done: int,
-    recall: Recall,
+    recall: Ask,
     pieces: Iterable[int],
 ) -> Iterable[Letter]:
     for name, model in served.items():
