@@ -116,6 +116,14 @@ def test_rounds_on_one_track_are_the_rounds_of_a_fit_each(way):
     assert {size for size, _ in track._tapes} == {4}
 
 
+def test_every_turn_is_recorded_as_soon_as_it_is_warm():
+    net, kept = chain(), slot()
+    track = kept.track(wish(net, "turns"), resident=False)
+    played(track, wish(net, "turns"))
+    played(track, wish(net, "turns"))
+    assert set(track._tapes) == {(4, 0), (4, 1)}
+
+
 def test_smaller_batches_are_recorded_only_once_they_came_often():
     """Of three smaller batches a round, sixteen run as they are: the last in the sixth round."""
     net, other, kept = chain(), chain(), slot()
