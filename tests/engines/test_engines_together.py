@@ -1,5 +1,7 @@
 """Clients side by side: the same answers as one after the other."""
 
+import gc
+import weakref
 from dataclasses import dataclass
 
 import pytest
@@ -112,3 +114,14 @@ def test_a_stack_has_the_same_bits_on_any_number_of_workers(workers):
         for index in range(2):
             state = made.round(state, index)
     assert digest(state.model.arrays) == digest(expected)
+
+
+def test_a_closed_engine_keeps_no_network():
+    """On a GPU the next run of a comparison needs their room."""
+    with federation(FedAvg(local=LOCAL), "graphs", 1, 4) as made:
+        made.round(made.init())
+        nets = [weakref.ref(live.net) for live in made.desk.engine.site._nets.values()]
+        assert nets
+        made.desk.engine.close()
+        gc.collect()
+        assert not any(net() for net in nets)

@@ -48,6 +48,7 @@ class Graphs:
     def close(self) -> None:
         self.together.close()
         self._slots.clear()
+        self.site.close()
 
     def grant(self, wishes: Sequence[Wish]) -> list[Fit | Exception]:
         """Does fits side by side; what cannot be recorded is done by itself."""

@@ -74,6 +74,11 @@ class Site:
         rows = None if examples.rows is None else examples.rows.to(self.hardware, non_blocking=True)
         return Examples(self._columns[key][1], rows, examples.prepare, examples.vary)
 
+    def close(self) -> None:
+        """Lets go of networks and columns, which on a GPU leave no room for the next run's."""
+        self._nets.clear()
+        self._columns.clear()
+
     def resident(self, examples: Examples) -> bool:
         """Whether the columns of these examples are the world's own, which stay where they are."""
         first = next(iter(examples.columns.values()))

@@ -189,7 +189,7 @@ class Tape:
     """One step, recorded; without a GPU, merely remembered."""
 
     def __init__(self, work: Callable[[], None], stream: torch.cuda.Stream | None, pool: Any) -> None:
-        self._work = work
+        self._work: Callable[[], None] | None = work
         self._graph: torch.cuda.CUDAGraph | None = None
         if stream is None:
             return
@@ -203,13 +203,14 @@ class Tape:
                 graph.capture_end()
             raise
         graph.capture_end()
-        self._graph = graph
+        # A graph has all it needs; to keep its track as well would keep both alive for ever.
+        self._graph, self._work = graph, None
 
     def play(self) -> None:
-        if self._graph is None:
-            self._work()
-        else:
+        if self._graph is not None:
             self._graph.replay()
+        elif self._work is not None:
+            self._work()
 
 
 def on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:

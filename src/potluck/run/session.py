@@ -124,6 +124,9 @@ def _work(setup: Setup, open_folder: Callable[[], RunFolder], watch: Watch, resu
     finally:
         gc.unfreeze()
         torch.set_num_threads(threads)
+        if setup.world.hardware != "cpu":  # what this run had on a GPU goes before the next run comes
+            gc.collect()
+            torch.cuda.empty_cache()
 
 
 def _finished(loop: Loop, resumed: bool) -> Result:
