@@ -76,7 +76,12 @@ def test_a_tier_without_a_model_leaves_the_average_unknown(tmp_path: Path) -> No
 
 def test_a_run_that_its_clients_score_has_no_average(tmp_path: Path) -> None:
     assert line(made(tmp_path / "a", {"watch": None, "phone": None}, shared=None)) == []
-    assert line(made(tmp_path / "b", {"watch": 0.2, "phone": 0.6}, shared=None)) == []
+
+
+def test_tiers_that_their_clients_score_on_the_common_test_set_have_an_average(tmp_path: Path) -> None:
+    run = made(tmp_path / "b", {"watch": 0.2, "phone": 0.6}, shared=None)
+    assert run.curve.on_clients
+    assert line(run) == [(1.0, pytest.approx(0.3))]
 
 
 def test_an_average_tells_where_tiers_of_some_run_differ(tmp_path: Path) -> None:

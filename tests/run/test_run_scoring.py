@@ -122,6 +122,30 @@ def test_local_has_no_global_model_and_only_clients_that_trained_have_a_score(sc
     assert found["clients"]["count"] == 1
 
 
+def test_models_that_live_with_clients_are_scored_on_the_common_test_set_where_that_is_asked_for(score):
+    """Two clients of one tier: the tier's score is their mean; whoever has no model adds nothing."""
+    setup = assemble(tiny(method={"name": "local"}))
+    zoo, test = setup.world.zoo, setup.world.shelf.shard(SERVER).test
+    own = {f"c{n}": zoo.fresh(zoo.tiers[0].spec, stream(n, "x")) for n in range(2)}
+
+    def memory(client):
+        return (1, {"model": own[client]}) if client in own else None
+
+    found, _, _, _ = score(tiny(method={"name": "local"}, score={"clients": 8, "common": True}), memory)
+    each = [accuracy(setup, model, test) for model in own.values()]
+    assert found["tiers"]["small"]["clients"]["values"] == pytest.approx(sorted(each))
+    assert found["tiers"]["small"]["test"]["accuracy"] == pytest.approx(sum(each) / 2)
+    assert found["tiers"]["small"]["test"]["count"] == 2 * len(test)
+    assert found["tiers"]["large"] == {"clients": None}
+    assert found["global"] is None
+
+
+def test_clients_score_a_shared_model_on_their_own_rows_even_then(score):
+    plain, _, _, _ = score(tiny(score={"clients": 8}))
+    common, _, _, _ = score(tiny(score={"clients": 8, "common": True}))
+    assert common == plain
+
+
 def test_the_same_clients_score_every_time():
     setup = assemble(tiny(score={"clients": 3}))
     first = [client.id for client in chosen(setup, 0)]

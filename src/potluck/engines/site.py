@@ -157,7 +157,8 @@ class SiteDevice:
     @property
     def shard(self) -> Shard:
         if self._shard is None:
-            self._shard = self._site.world.shelf.shard(self.client)
+            whose = SERVER if self._task.config.get("common") else self.client
+            self._shard = self._site.world.shelf.shard(whose)
         return self._shard
 
     @property

@@ -68,7 +68,8 @@ class LocalTraining:
         """Tallies of the model that was sent, or of the client's own, on its validation and test splits.
 
         With ``masked`` in the task's config, classes that the client does not own are out of the running; with
-        ``rows``, only rows from the first to before the second number are scored.
+        ``rows``, only rows from the first to before the second number are scored; with ``common``, the device has the
+        server's splits in place of its own.
         """
         model = task.models.get("model") or self.own(device)
         net = device.build(model)

@@ -13,10 +13,10 @@ MOST = 1e9
 def average(run: Run) -> Curve:
     """The mean of the tiers' test scores over the rounds, each tier weighted by its share of clients.
 
-    A round has none where some tier has no model or is scored by its clients; nor has a run without a shared model.
+    A round has none where some tier has no score on the test set.
     """
     tiers = _devices(run)
-    if run.curve.on_clients or not tiers:
+    if not tiers:
         return Curve()
     weights, found = _weights(tiers), [_tests(tier) for tier in tiers]
     common = [point.round for point in tiers[0].curve.points if all(point.round in scores for scores in found)]

@@ -30,7 +30,8 @@ def scored(setup: Setup, engine: Engine, state: Any, done: int, recall: Ask) -> 
     whole = served[""] if setup.experiment.score.local else None
     bench = setup.world.shelf.shard(SERVER)
     pieces = range(0, max(len(bench.validation), len(bench.test), 1), PIECE)
-    tallies, faults = _asked(engine, _letters(served, own, whole, done, recall, pieces))
+    common = setup.experiment.score.common
+    tallies, faults = _asked(engine, _letters(served, own, whole, done, recall, pieces, common))
     spread = {client.id: _judged(tallies.get((client.id, "")), problem) for client in clients}
     scores = {
         "round": done,
@@ -39,10 +40,12 @@ def scored(setup: Setup, engine: Engine, state: Any, done: int, recall: Ask) -> 
         "tiers": {
             name: {
                 **(_splits(tallies.get((SERVER, _same(name, served))), problem) or {}),
-                "clients": _spread({c.id: spread[c.id] for c in clients if c.tier.name == name}),
-                **_own([tallies.get((c.id, "")) for c in clients if c.tier.name == name], problem),
+                **(_together(theirs, problem) if common and served[name] is None else {}),
+                "clients": _spread({client: spread[client] for client in theirs}),
+                **_own(list(theirs.values()), problem),
             }
             for name in tiers
+            for theirs in [{c.id: tallies.get((c.id, "")) for c in clients if c.tier.name == name}]
         },
         "clients": _spread(spread),
     }
@@ -66,6 +69,7 @@ def _letters(
     done: int,
     recall: Ask,
     pieces: Iterable[int],
+    common: bool,
 ) -> Iterable[Letter]:
     for name, model in served.items():
         if model is not None and _same(name, served) == name:
@@ -75,7 +79,10 @@ def _letters(
     for client, model in own.items():
         found = recall(client)
         memory = found[1] if found else {}
-        yield Letter(Task("score", client, "", done, {} if model is None else {"model": model}), memory)
+        if model is None:
+            yield Letter(Task("score", client, "", done, config={"common": True} if common else {}), memory)
+        else:
+            yield Letter(Task("score", client, "", done, {"model": model}), memory)
         if whole is not None:
             yield Letter(Task("score", client, "local", done, {"model": whole}, config={"masked": True}))
 
@@ -118,6 +125,11 @@ def _splits(tallies: Sequence[Mapping[str, Any]] | None, problem: Any) -> dict[s
     if tallies is None:
         return None
     return {split: problem.scores([tally[split] for tally in tallies]) for split in ("validation", "test")}
+
+
+def _together(tallies: Mapping[str, Sequence[Mapping[str, Any]] | None], problem: Any) -> dict[str, Any]:
+    """The scores of clients' models on the common splits, all as one; nothing where no client has a model yet."""
+    return _splits([tally for each in tallies.values() for tally in each or ()] or None, problem) or {}
 
 
 def _judged(tallies: Sequence[Mapping[str, Any]] | None, problem: Any) -> float | None:

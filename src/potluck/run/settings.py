@@ -46,6 +46,9 @@ class Scoring:
     """How many clients score the model on their own splits; the same ones each time."""
     local: bool = False
     """Also score the server's whole model on their splits, with classes that a client does not own masked."""
+    common: bool = False
+    """Let clients score models that live with them on the common test set, and tiers by their clients' mean: to be set
+    beside models that the server has."""
     features: bool = False
     """At the end, look at what the tiers' networks make of test rows, for the report: how alike, stage by stage."""
     targets: tuple[float, ...] = ()
