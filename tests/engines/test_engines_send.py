@@ -278,3 +278,13 @@ def test_one_sample_or_one_class_is_enough_to_train(engine):
     assert [reply.weight for reply in replies] == [5, 1, 7, 8]
     for reply in replies:
         assert all(bool(tensor.isfinite().all()) for tensor in reply.models["model"].arrays.values())
+
+
+def test_only_a_task_to_score_is_given_the_common_rows(engine):
+    """A method of one's own may call anything in its tasks "common"; its clients still train on what is theirs."""
+    with federation(FedAvg(Local(lr=0.1, steps=1)), engine) as made:
+        session = made.desk.open(0)
+        model = ZOO.fresh(ZOO.tiers[0].spec, torch.Generator())
+        [reply] = session.send([Task("train", "c0", models={"model": model}, config={"common": True})])
+        session.close()
+    assert reply.weight == 5.0

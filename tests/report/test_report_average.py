@@ -52,7 +52,9 @@ def test_tiers_count_by_their_share_of_clients(tmp_path: Path) -> None:
     assert line(run) == [(1.0, pytest.approx(0.3)), (2.0, pytest.approx(0.5))]
 
 
-@pytest.mark.parametrize("shares", [{"watch": None, "phone": None}, {"watch": 3.0, "phone": None}])
+@pytest.mark.parametrize(
+    "shares", [{"watch": None, "phone": None}, {"watch": 3.0, "phone": None}, {"watch": -3, "phone": 1}]
+)
 def test_tiers_count_alike_where_shares_are_not_recorded(tmp_path: Path, shares: dict[str, float | None]) -> None:
     assert line(made(tmp_path / "a", {"watch": 0.2, "phone": 0.6}, shares=shares)) == [(1.0, pytest.approx(0.4))]
 

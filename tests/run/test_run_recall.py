@@ -100,6 +100,7 @@ def test_without_room_new_memories_wait_packed_and_saved_ones_are_read_again(dis
     assert held(recall.get("b", 3)) == (1, 1.0)
     assert disk.reads == ["a", "b"]
     assert recall._size == 2 * SIZE
+    assert recall._versions.keys() == recall._live.keys()
 
 
 def test_a_memory_that_waits_packed_gives_way_to_a_newer_one(disk):

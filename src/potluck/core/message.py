@@ -87,17 +87,16 @@ class _Body:
         return self._notes[id(tensor)][1]
 
     def _stored(self, tensor: Tensor) -> dict[str, Any]:
-        key, bits = str(len(self.tensors)), tensor.dtype is torch.bool
+        place: dict[str, Any] = {"$": "tensor", "at": str(len(self.tensors))}
+        bits = tensor.dtype is torch.bool
         if not bits and tensor.dtype not in _DTYPES:
             raise TypeError(f"a tensor of {tensor.dtype} cannot cross the wire")
-        self.tensors[key] = tensor.detach()
-        if self._near:
-            return {"$": "tensor", "at": key}
-        flat = self.tensors[key] = tensor.detach().cpu().contiguous()
-        if not bits:
-            return {"$": "tensor", "at": key}
-        self.tensors[key] = torch.from_numpy(np.packbits(flat.numpy().reshape(-1)))
-        return {"$": "tensor", "at": key, "bits": list(flat.shape)}
+        flat = tensor.detach() if self._near else tensor.detach().cpu().contiguous()
+        if bits and not self._near:
+            place["bits"] = list(flat.shape)
+            flat = torch.from_numpy(np.packbits(flat.numpy().reshape(-1)))
+        self.tensors[place["at"]] = flat
+        return place
 
 
 def unpack(data: bytes, most: int = MOST_BYTES) -> Any:

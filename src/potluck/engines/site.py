@@ -157,8 +157,8 @@ class SiteDevice:
     @property
     def shard(self) -> Shard:
         if self._shard is None:
-            whose = SERVER if self._task.config.get("common") else self.client
-            self._shard = self._site.world.shelf.shard(whose)
+            common = self._task.verb == "score" and self._task.config.get("common")
+            self._shard = self._site.world.shelf.shard(SERVER if common else self.client)
         return self._shard
 
     @property

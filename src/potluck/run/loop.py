@@ -22,7 +22,7 @@ from potluck.run.books import Books, Progress
 from potluck.run.interrupts import Interrupts
 from potluck.run.later import Later
 from potluck.run.privacy import stated, uploaded
-from potluck.run.recall import Recall, Remembered
+from potluck.run.recall import ROOM, Recall, Remembered
 from potluck.run.scoring import scored
 
 
@@ -43,7 +43,8 @@ class Loop:
         self.scores: dict[str, Any] | None = None
         fresh: Any = self.world.method.init(self.world.zoo, stream(self.world.seed, "init"))
         self.state: Any = located(fresh, torch.device(self.world.hardware))
-        self.recall = Recall(folder.memories.read)
+        # To reach a GPU takes longer than to read a file, and a GPU has more room to spare than most machines.
+        self.recall = Recall(folder.memories.read, ROOM if self.world.hardware == "cpu" else 4 * ROOM)
         self.desk = Desk(
             engine, self.world.method, self.world.zoo, self.experiment.gate, self._remembered, setup.crew.drops
         )

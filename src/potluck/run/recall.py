@@ -14,7 +14,7 @@ from potluck.learn import changed, kept
 Remembered: TypeAlias = tuple[int, Mapping[str, Any]]
 """A memory, and the round that committed it."""
 
-ROOM = 4 * 2**30
+ROOM = 2**30
 """Bytes of memories that stay as they are, where the networks are; beyond that they wait packed, or are read again."""
 LEAST = 1024
 """Bytes that a memory takes besides its tensors, about."""
@@ -74,5 +74,6 @@ class Recall:
         while self._size > self._room:
             oldest, given_up = self._live.popitem(last=False)
             self._size -= self._sizes.pop(oldest)
+            self._versions.pop(oldest, None)
             if oldest in self._new:
                 self._packed[oldest] = pack(given_up)
