@@ -116,7 +116,7 @@ DEGENERATES = {
     "dsfl": "models live on the clients, and only answers cross the wire",
     "fedgems": "models live on the clients, and only scores cross the wire",
     "fedet": Neutral({"teach": {"steps": 0}}),
-    "moss": Neutral({"identity_shortcut": True}),
+    "moss": Neutral({"identity_shortcut": "both"}),
 }
 PUBLIC = 40
 """Public rows, of ten classes, for methods that need them."""

@@ -113,7 +113,7 @@ def test_ms1_in_a_round(fidelity, found):
 
 def test_ms6_equal_architectures_with_identity_transfer_are_fedavg_over_types():
     """Type a has means of 1 (ten samples) and 4 (twenty): 3. Type b says 7. Both count alike: 5."""
-    method = saying(Moss(identity_shortcut=True))
+    method = saying(Moss(identity_shortcut="both"))
     clients = {"p": ("a", data(10, (1.0, 2.0))), "q": ("a", data(20, (4.0, 8.0))), "r": ("b", data(50, (7.0, 14.0)))}
     play = Federation(method, zoo(a=1, b=1), clients)
     state = play.round(play.init())
@@ -121,6 +121,18 @@ def test_ms6_equal_architectures_with_identity_transfer_are_fedavg_over_types():
     assert {tuple(play.type(state, tier)["head.bias"].tolist()) for tier in ("a", "b")} == {(5.0, 10.0)}
     assert state.proxy.arrays["head.bias"].tolist() == [5.0, 10.0]
     assert play.served(state, "p").arrays["head.bias"].tolist() == [5.0, 10.0]
+
+
+def test_copying_on_the_way_up_alone_leaves_teaching_on_the_way_down():
+    """Types a and b say 2 and 6, so their proxies' average says 4; a student that stands still keeps its own."""
+    method = saying(Moss(identity_shortcut="up", wire=STILL))
+    clients = {"p": ("a", data(10, (2.0, 4.0))), "q": ("b", data(20, (6.0, 12.0)))}
+    play = Federation(method, zoo(a=1, b=1), clients)
+    state = play.round(play.init())
+    assert sorted(play.transfers) == [f"{PROXY} > a", f"{PROXY} > b"] == sorted(state.wires)
+    assert state.proxy.arrays["head.bias"].tolist() == [4.0, 8.0]
+    assert play.type(state, "a")["head.bias"].tolist() == [2.0, 4.0]
+    assert play.type(state, "b")["head.bias"].tolist() == [6.0, 12.0]
 
 
 def test_proxies_and_types_of_one_architecture_start_alike():

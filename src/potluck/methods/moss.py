@@ -60,6 +60,10 @@ class Moss(Wired):
         up = {(name, PROXY): (spec, proxy) for name, spec in specs.items()}
         return up | {(PROXY, name): (proxy, spec) for name, spec in specs.items()}
 
+    def alike(self, link: Link, teacher: Spec, student: Spec) -> bool:
+        rising = self.identity_shortcut == "up" and link[1] == PROXY
+        return super().alike(link, teacher, student) or (rising and teacher == student)
+
     def round(self, state: Any, now: Round) -> Any:
         averaged = super().round(state, now)
         return (self.through_proxies if self.prom else self.directly)(averaged, now)

@@ -52,8 +52,8 @@ class Wired(ByType):
     wire: Wire = Wire()
     fidelity: Literal["samples", "flat", "equal"] = "samples"
     """Students count by the mean cosine of their scores with their teachers'; by that of all rows as one; all alike."""
-    identity_shortcut: bool = False
-    """Copy between equal architectures, in place of teaching."""
+    identity_shortcut: Literal["none", "up", "both"] = "none"
+    """Between equal architectures copy, in place of teaching: never, into proxies alone, or out of them too."""
     meta_persist: bool = True
     """Keep from round to round what transfers learned about transferring."""
 
@@ -68,7 +68,8 @@ class Wired(ByType):
     def wires(self, zoo: Zoo, rng: torch.Generator) -> dict[str, Arrays]:
         """What transfers start from in the first round."""
         links = self.links(zoo) if self.meta_persist else {}
-        return {_said(link): self.newborn(*ends, zoo, rng) for link, ends in links.items() if not self.alike(*ends)}
+        taught = {link: ends for link, ends in links.items() if not self.alike(link, *ends)}
+        return {_said(link): self.newborn(*ends, zoo, rng) for link, ends in taught.items()}
 
     def newborn(self, teacher: Spec, student: Spec, zoo: Zoo, rng: torch.Generator) -> Arrays:
         """What a transfer that has learned nothing yet starts from."""
@@ -81,7 +82,7 @@ class Wired(ByType):
         tasks = {
             link: self.task(link, teacher, student, state, now, gather)
             for link, (teacher, student) in lessons.items()
-            if not self.alike(teacher.spec, student.spec)
+            if not self.alike(link, teacher.spec, student.spec)
         }
         replies = {reply.task.key: reply for reply in now.send(tasks.values())}
         done, wires = dict[Link, tuple[Model, float]](), dict(state.wires)
@@ -95,9 +96,9 @@ class Wired(ByType):
                 wires |= {_said(link): arrays} if self.meta_persist else {}
         return replace(state, wires=wires), done
 
-    def alike(self, teacher: Spec, student: Spec) -> bool:
+    def alike(self, link: Link, teacher: Spec, student: Spec) -> bool:
         """Whether a student is a copy of its teacher."""
-        return self.identity_shortcut and teacher == student
+        return self.identity_shortcut == "both" and teacher == student
 
     def task(self, link: Link, teacher: Model, student: Model, state: Linked, now: Round, gather: bool) -> Task:
         """One transfer, as the server is asked for it."""
