@@ -5,10 +5,12 @@ import torch
 from engines.test_engines_tracks import noisy, numbers, rows, same, wish
 from test_contract import CASES, lines, plain
 
-from potluck.core import Examples
+from potluck.core import Examples, Model, stream
 from potluck.engines import ENGINES, Graphs
 from potluck.engines.graphs import Slot
 from potluck.engines.tracks import Recordings, play
+from potluck.learn import Meta, Transfer, Wire
+from potluck.models import Menagerie, make_spec
 from potluck.run import experiment, resume, run
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -102,3 +104,36 @@ def test_noise_that_is_recorded_is_drawn_as_in_a_fit():
     for seed, (net, other) in enumerate(zip(nets, others, strict=True)):
         wish(other, seed=seed, examples=data, noise=seed).granted()
         assert same(numbers(net), numbers(other))
+
+
+WIRES = {
+    "bilevel": {},
+    "two layers": {"meta_layers": 2, "clip": 1.0},
+    "joint": {"train": "joint", "loc_norm": "softmax"},
+    "labels": {"loss": "ce"},
+    "alike": {"loss": "mse", "target": "soft"},
+    "location": {"loss": "location", "optimiser": "adam"},
+}
+
+
+@pytest.mark.parametrize("gather", [True, False])
+@pytest.mark.parametrize("way", WIRES)
+def test_a_recorded_transfer_gives_the_bits_of_one_that_is_not(way, gather):
+    """Two calls of five epochs, the last batch smaller; networks with batch norms."""
+    home, wire = torch.device("cuda"), Wire(lr=0.05, batch=8, **WIRES[way])
+    ends = [make_spec(name, input=(3, 16, 16), classes=3) for name in ("resnet18", "mobilenet_v2")]
+    zoo, drawn = Menagerie(ends[0]), stream(1)
+    x, y = torch.randn(20, 3, 16, 16, generator=drawn), torch.randint(3, (20,), generator=drawn)
+    data, found = Examples({"x": x.to(home), "y": y.to(home)}), []
+    for recorded in (True, False):
+        nets = [zoo.build(Model(spec), stream(2)).to(home) for spec in ends]
+        bridge = wire.bridge(*ends, zoo)
+        meta = Meta.of(Meta.newborn(bridge, stream(3)).rest(), home)
+        transfer = Transfer(*nets, bridge, meta, wire, gather)
+        transfer.reel._wanted = recorded
+        losses = [transfer.run(data, lr, stream(4)).loss for lr in (0.05, 0.02)]
+        assert set(transfer.reel._tapes) == ({8, 4} if recorded else set())
+        found.append(({**nets[1].state_dict(), **meta.rest()}, losses))
+    (mine, told), (other, said) = found
+    assert told == said
+    assert [name for name, tensor in mine.items() if not torch.equal(tensor, other[name])] == []

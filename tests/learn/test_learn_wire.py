@@ -338,6 +338,31 @@ def test_what_is_kept_between_calls_is_plain_and_comes_back_as_it_was():
     assert all(torch.equal(again[name], tensor) for name, tensor in kept.items())
 
 
+def test_a_transfer_that_is_used_again_is_as_good_as_new():
+    """Its optimiser forgets, and what it learned about transferring is what it is given."""
+    made, given = transfer(Wire(lr=0.1, momentum=0.9)), transfer(Wire(), gather=False).meta.rest()
+    start = {name: tensor.clone() for name, tensor in made.student.net.state_dict().items()}
+    results = []
+    for lr in (0.1, 0.3, 0.1):
+        made.student.net.load_state_dict(start)
+        made.meta.fill(given)
+        told = made.run(rows(), lr, stream(0))
+        found = {**made.meta.rest(), **made.student.net.state_dict()}
+        results.append(({name: tensor.clone() for name, tensor in found.items()}, told.loss))
+    (first, loss), (_, other), (again, same) = results
+    assert loss == same != other
+    assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())
+
+
+def test_what_a_transfer_gave_does_not_change_when_it_is_used_again():
+    made = transfer(Wire(lr=0.1))
+    made.run(rows(), 0.1, stream(0))
+    kept = made.meta.rest()
+    before = {name: tensor.clone() for name, tensor in kept.items()}
+    made.run(rows(), 0.1, stream(1))
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in before.items())
+
+
 def test_adam_is_torchs():
     start, grad = torch.randn(4, 3), torch.randn(5, 4, 3)
     weight = nn.Parameter(start.clone())

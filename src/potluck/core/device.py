@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,8 @@ from potluck.core.examples import Batch, Examples
 from potluck.core.local import Local
 from potluck.core.model import Arrays, Depth, Model, Spec
 from potluck.core.round import Tier, Work
+
+T = TypeVar("T")
 
 Loss: TypeAlias = Callable[[nn.Module, Batch], Tensor]
 """A value with a ``__call__``: (net, batch) -> the scalar to descend. A frozen dataclass, never a closure."""
@@ -120,6 +122,9 @@ class Device(Protocol):
 
     def build(self, model: Model) -> nn.Module:
         """A live network with these numbers; on a device, the same network object serves task after task."""
+
+    def again(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What was made here under this key before, or is made now: things made ready, on which no result depends."""
 
     def rest(self, net: nn.Module) -> Arrays:
         """A live network's numbers, to put into a reply or into memory."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,8 @@ from potluck.engines.live import Live
 from potluck.engines.world import Letter, Outcome, Shard, World
 from potluck.learn import Precision, Wish, kept, located, observe, predicted
 
+T = TypeVar("T")
+
 Grant: TypeAlias = Callable[[Wish], Fit]
 """Does a fit."""
 
@@ -44,6 +46,8 @@ class Site:
         self.hardware = torch.device(world.hardware)
         self._nets: dict[tuple[Spec, int, Hashable], Live] = {}
         self._columns: dict[int, tuple[Mapping[str, Tensor], dict[str, Tensor]]] = {}
+        self.ready: dict[Hashable, Any] = {}
+        """What tasks made ready for the next of their kind."""
         if self.hardware.type == "cuda":
             _calibrate(world.precision)
 
@@ -75,7 +79,8 @@ class Site:
         return Examples(self._columns[key][1], rows, examples.prepare, examples.vary)
 
     def close(self) -> None:
-        """Lets go of networks and columns, which on a GPU leave no room for the next run's."""
+        """Lets go of networks, recordings and columns, which on a GPU leave no room for the next run's."""
+        self.ready.clear()
         self._nets.clear()
         self._columns.clear()
 
@@ -199,6 +204,12 @@ class SiteDevice:
             arrays = self.zoo.fresh(model.spec, born).arrays or {}
         live.fill(arrays)
         return live.net
+
+    def again(self, key: Hashable, make: Callable[[], T]) -> T:
+        if key not in self._site.ready:
+            self._site.ready[key] = make()
+        found: T = self._site.ready[key]
+        return found
 
     def rest(self, net: nn.Module) -> Arrays:
         return self._lives[id(net)].rest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +13,11 @@ import torch
 from torch import Tensor
 
 from potluck.core import Batch, Edit, Examples, Fit, Loss
-from potluck.learn import Descent, Turns, Wish, changed, drawing, fitted, form, leaves
+from potluck.learn import WARM, Descent, Tape, Turns, Wish, changed, drawing, fitted, form, leaves, on
 
-WARM = 2
-"""Steps that run as they are, before one of their kind is recorded: libraries set themselves up in them."""
 RARE = 16
-"""The same for batches that are smaller than recorded ones, the last of an epoch: recording takes as long as about so
-many steps, and there may be a size for every client."""
+"""Steps that run as they are before one of their kind is recorded, where batches are smaller than recorded ones: the
+last of an epoch. Recording takes as long as about so many steps, and there may be a size for every client."""
 
 Kind = tuple[int, int]
 """Of a step: the rows of its batch, and whose turn it is among losses that take turns."""
@@ -183,39 +181,6 @@ class Recordings:
         """No more is recorded for this network."""
         self.wanted = False
         self._tell(why)
-
-
-class Tape:
-    """One step, recorded; without a GPU, merely remembered."""
-
-    def __init__(self, work: Callable[[], None], stream: torch.cuda.Stream | None, pool: Any) -> None:
-        self._work: Callable[[], None] | None = work
-        self._graph: torch.cuda.CUDAGraph | None = None
-        if stream is None:
-            return
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-        try:
-            work()
-        except BaseException:
-            with contextlib.suppress(RuntimeError):
-                graph.capture_end()
-            raise
-        graph.capture_end()
-        # A graph has all it needs; to keep its track as well would keep both alive for ever.
-        self._graph, self._work = graph, None
-
-    def play(self) -> None:
-        if self._graph is not None:
-            self._graph.replay()
-        elif self._work is not None:
-            self._work()
-
-
-def on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
-    """While this lasts, work goes to this stream, if there is one."""
-    return nullcontext() if stream is None else torch.cuda.stream(stream)
 
 
 def play(tracks: Sequence[Track]) -> dict[Track, Exception]:

@@ -18,7 +18,7 @@ Objective: TypeAlias = Callable[[Numbers, Numbers], Tensor]
 
 
 def through_steps(
-    weights: Numbers, shaping: Numbers, steps: Sequence[Objective], rate: float, outcome: Objective
+    weights: Numbers, shaping: Numbers, steps: Sequence[Objective], rate: float | Tensor, outcome: Objective
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The outcome after gradient steps of this rate down these losses, and its gradient by what shapes them.
 
@@ -38,7 +38,7 @@ def through_steps(
     return value.detach(), totals
 
 
-def _descended(weights: Numbers, shaping: Numbers, loss: Objective, rate: float) -> dict[str, Tensor]:
+def _descended(weights: Numbers, shaping: Numbers, loss: Objective, rate: float | Tensor) -> dict[str, Tensor]:
     live = _live(weights)
     grads = torch.autograd.grad(loss(live, shaping), list(live.values()), materialize_grads=True)
     return {name: weight.detach() - rate * grad for (name, weight), grad in zip(live.items(), grads, strict=True)}

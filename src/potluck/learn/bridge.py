@@ -81,7 +81,7 @@ class Bridge:
     def locs(self, small: Mapping[str, Tensor], pooled: Sequence[Tensor]) -> Tensor:
         """How much each pair matters for each sample: [batch, teacher's taps, student's taps]."""
         if not self.learned:
-            return self._paired().expand(len(pooled[0]), -1, -1).to(pooled[0])
+            return self._paired(pooled[0]).expand(len(pooled[0]), -1, -1)
         found = torch.stack([_said(small, f"loc.{m}", x).squeeze(2) for m, x in enumerate(pooled)], 1)
         return found.flatten(1).softmax(1).view_as(found) if self.softmax else functional.relu6(found)
 
@@ -132,9 +132,9 @@ class Bridge:
             for m in self.partners(n)
         )
 
-    def _paired(self) -> Tensor:
+    def _paired(self, like: Tensor) -> Tensor:
         """One for each pair, zero elsewhere."""
-        table = torch.zeros(len(self.teacher), len(self.student))
+        table = like.new_zeros(len(self.teacher), len(self.student))
         for n in range(len(self.student)):
             table[self.partners(n), n] = 1.0
         return table

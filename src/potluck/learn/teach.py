@@ -22,10 +22,13 @@ def taught(task: Task, device: Device, wire: Wire, flat: bool = False) -> Reply:
     teacher, student = task.models["teacher"], task.models["student"]
     bridge = wire.bridge(teacher.spec, student.spec, device.zoo)
     nets, public = (device.build(teacher), device.build(student)), device.public
-    meta = Meta.of(task.arrays, next(iter(public.columns.values())).device)
-    done = Transfer(*nets, bridge, meta, wire, bool(task.config.get("gather"))).run(
-        public, wire.rate(device.round), device.rng
+    where, gather = next(iter(public.columns.values())).device, bool(task.config.get("gather"))
+    transfer = device.again(
+        ("transfer", *map(id, nets), bridge, wire, gather),
+        lambda: Transfer(*nets, bridge, Meta.of(task.arrays, where), wire, gather),
     )
+    transfer.meta.fill(task.arrays)
+    done = transfer.run(public, wire.rate(device.round), device.rng)
     batch = len(public) if wire.full_batch else min(wire.batch, len(public))
     asked, trained = (device.zoo.cost(model.spec, batch) for model in (teacher, student))
     device.charge(*effort(wire, bridge, asked, trained, batch, done.samples))
@@ -36,7 +39,7 @@ def taught(task: Task, device: Device, wire: Wire, flat: bool = False) -> Reply:
     metrics: dict[str, Plain] = {"loss": done.loss, "steps": done.steps, "fidelity": float(true)}
     if bridge is not None:
         metrics |= {"loc": done.loc, "taps": [[stop.name for stop in end] for end in (bridge.teacher, bridge.student)]}
-    arrays = {**meta.rest(), "fidelity": true}
+    arrays = {**transfer.meta.rest(), "fidelity": true}
     return Reply({"student": Model(student.spec, device.rest(nets[1]))}, arrays, metrics=metrics)
 
 

@@ -15,10 +15,11 @@ from torch.nn.modules.dropout import _DropoutNd
 from potluck.core import Batch, Examples, Plain
 from potluck.learn.bilevel import Numbers, through_steps
 from potluck.learn.bridge import Bridge, Goals
-from potluck.learn.descend import Step, clipped, stepper
+from potluck.learn.descend import clipped, stepper
 from potluck.learn.fit import rows, weights_of
 from potluck.learn.losses import cross_entropy
 from potluck.learn.outputs import BATCH
+from potluck.learn.tape import Reel, aside
 from potluck.learn.watch import Watched
 from potluck.learn.wire import Meta, Wire
 
@@ -69,7 +70,10 @@ class Scene:
 
 
 class Transfer:
-    """A teacher and a student, both live, and what is between them."""
+    """A teacher and a student, both live, and what is between them.
+
+    All that a step touches stays at its place in memory, from call to call: on a GPU steps are recorded and played.
+    """
 
     def __init__(
         self, teacher: nn.Module, student: nn.Module, bridge: Bridge | None, meta: Meta, wire: Wire, gather: bool
@@ -80,6 +84,9 @@ class Transfer:
         self.teacher, self.student = (
             Watched(net, [stop.name for stop in taps]) for net, taps in zip((teacher, student), ends, strict=True)
         )
+        self.hardware = next(student.parameters()).device
+        self.move, self.rate = stepper(wire, wire.lr, self.hardware), torch.tensor(wire.lr, device=self.hardware)
+        self.reel = Reel(self._turn, self.hardware)
         self.parts: Parts = {"location": "features", "ce": "labels"}.get(wire.loss, "both")  # type: ignore[assignment]
 
     def run(self, examples: Examples, lr: float, rng: torch.Generator) -> Taught:
@@ -87,19 +94,23 @@ class Transfer:
         local = replace(self.wire, batch=max(len(examples), 1)) if self.wire.full_batch else self.wire
         # A row by itself has no statistics for batch norms.
         batches = [batch for batch in rows(len(examples), local, rng) if len(batch) > 1 or len(examples) == 1]
-        losses, move = list[Tensor](), stepper(local, lr)
-        with self.teacher, self.student:
+        self.move.reset(lr)
+        self.rate.fill_(lr)
+        with aside(self.reel.stream), self.teacher, self.student:
             self._wake()
             self._fit_transforms([examples[picked] for picked in batches[: -(-len(examples) // local.batch)]])
-            transforms = {f"{TRANSFORM}{name}": t.requires_grad_() for name, t in self.meta.transforms.items()}
-            weights = {**weights_of(self.student.net), **transforms}
-            for picked in batches:
-                scene = self._scene(examples[picked])
-                losses.append(self._step(scene, weights, move))
-                self._look_ahead(scene, weights, lr)
+            losses = [self.reel(examples[picked]) for picked in batches]
             loc, scores = self._judged(examples)
         mean = float(torch.stack(losses).mean()) if losses else float("nan")
         return Taught(mean, len(batches), sum(map(len, batches)), loc, scores)
+
+    def _turn(self, batch: Batch) -> Tensor:
+        """What becomes of a batch: a step of the student, then a look ahead; the loss."""
+        transforms = {f"{TRANSFORM}{name}": t.requires_grad_() for name, t in self.meta.transforms.items()}
+        scene, weights = self._scene(batch), {**weights_of(self.student.net), **transforms}
+        loss = self._step(scene, weights)
+        self._look_ahead(scene, weights)
+        return loss
 
     def _wake(self) -> None:
         """The student trains, without dropout: a step that is taken twice must be the same step."""
@@ -114,7 +125,8 @@ class Transfer:
             return
         with torch.no_grad():
             seen = ((self.bridge.goals(self.teacher(batch["x"])[1]), self.student(batch["x"])[1]) for batch in batches)
-            self.meta.transforms = self.bridge.fitted(seen)
+            for name, best in self.bridge.fitted(seen).items():
+                self.meta.transforms[name].copy_(best)
 
     def _scene(self, batch: Batch) -> Scene:
         with torch.no_grad():
@@ -124,7 +136,7 @@ class Transfer:
         labels, soft = batch["y"] if own else scores.argmax(-1), self.wire.target == "soft"
         return Scene(self.student, self.bridge, self.wire.beta, batch["x"], labels, scores if soft else None, goals)
 
-    def _step(self, scene: Scene, weights: Numbers, move: Step) -> Tensor:
+    def _step(self, scene: Scene, weights: Numbers) -> Tensor:
         """A step that counts: of the student and its transforms and, in joint training, of the small networks too."""
         joint = self.wire.train == "joint"
         small = {name: tensor.detach().requires_grad_(joint) for name, tensor in self.meta.small.items()}
@@ -133,20 +145,21 @@ class Transfer:
         grads = list(torch.autograd.grad(value, wanted, materialize_grads=True))
         own, others = grads[: len(moving)], grads[len(moving) :]
         with torch.no_grad():
-            move(moving, own if self.wire.clip is None else clipped(own, self.wire.clip))
+            self.move(moving, own if self.wire.clip is None else clipped(own, self.wire.clip))
             if others:
                 self._learn(dict(zip(small, others, strict=True)))
         return value.detach()
 
-    def _look_ahead(self, scene: Scene, weights: Numbers, lr: float) -> None:
+    def _look_ahead(self, scene: Scene, weights: Numbers) -> None:
         """Where the next steps would lead, and what of that the small networks learn; the weights stay."""
         if self.wire.train == "bilevel" and self.meta.small:
             features, labels = partial(scene.loss, "features"), partial(scene.loss, "labels")
             ahead = [features] * self.wire.steps_ahead + [labels]
             start = {name: weight.detach() for name, weight in weights.items()}
             with sdpa_kernel(SDPBackend.MATH):  # fused attention has gradients, but they have none
-                _, grads = through_steps(start, self.meta.small, ahead, lr, labels)
-            self._learn(grads)
+                _, grads = through_steps(start, self.meta.small, ahead, self.rate, labels)
+            with torch.no_grad():
+                self._learn(grads)
 
     def _learn(self, grads: Numbers) -> None:
         self.meta.learn(grads, self.wire.meta_lr, self.wire.meta_decay)

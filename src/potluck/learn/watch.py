@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils.hooks import RemovableHandle
 
 from potluck.core import Model, Spec, Zoo
 from potluck.learn.taps import taps
@@ -39,12 +40,12 @@ def as_map(features: Tensor) -> Tensor:
 
 
 class Watched(AbstractContextManager["Watched"]):
-    """A live network that also tells what leaves its taps, until it is let go."""
+    """A live network that also tells what leaves its taps, while it is watched."""
 
     def __init__(self, net: nn.Module, names: Sequence[str]) -> None:
         self.net, self.names = net, names
         self._seen: dict[str, Tensor] = {}
-        self._hooks = [net.get_submodule(name).register_forward_hook(partial(self._note, name)) for name in names]
+        self._hooks: list[RemovableHandle] = []
 
     def __call__(
         self, x: Tensor, weights: Mapping[str, Tensor] | None = None, gather: bool = False
@@ -56,6 +57,11 @@ class Watched(AbstractContextManager["Watched"]):
 
     def _note(self, name: str, module: nn.Module, inputs: object, output: Tensor) -> None:
         self._seen[name] = output
+
+    def __enter__(self) -> Watched:
+        layers = {name: self.net.get_submodule(name) for name in self.names}
+        self._hooks = [layer.register_forward_hook(partial(self._note, name)) for name, layer in layers.items()]
+        return self
 
     def __exit__(self, *fault: object) -> None:
         for hook in self._hooks:

@@ -92,26 +92,35 @@ class Meta:
     @classmethod
     def of(cls, arrays: Arrays, where: torch.device) -> Meta:
         """As it was at rest, to be worked on here."""
-        found = cls(count=arrays["count"].clone())
+        found = cls(count=arrays["count"].to(where, copy=True))
         for name, tensor in arrays.items():
             group, _, own = name.partition("/")
             if own:
                 getattr(found, group)[own] = tensor.to(where, copy=True)
         return found
 
+    def fill(self, arrays: Arrays) -> None:
+        """Takes these numbers, at rest, in its own place."""
+        own = self._tensors()
+        with torch.no_grad():
+            torch._foreach_copy_(list(own.values()), [arrays[name] for name in own])
+
     def rest(self) -> dict[str, Tensor]:
         """At rest: plain arrays by name."""
-        groups = {name: getattr(self, name) for name in ("small", "transforms", "mean", "square")}
-        named = {f"{group}/{name}": tensor for group, held in groups.items() for name, tensor in held.items()}
-        return {"count": self.count, **{name: tensor.detach() for name, tensor in named.items()}}
+        return {name: tensor.detach().clone() for name, tensor in self._tensors().items()}
 
     def learn(self, grads: Numbers, lr: float, decay: float) -> None:
-        """A step of Adam."""
-        self.count = self.count + 1
-        first, second = (1 - beta ** int(self.count) for beta in (0.9, 0.999))
+        """A step of Adam, in place."""
+        self.count.add_(1)
+        first, second = (1 - torch.pow(beta, self.count.double()) for beta in (0.9, 0.999))
         for name, grad in grads.items():
-            grad = grad + decay * self.small[name]
-            self.mean[name] = torch.lerp(self.mean[name], grad, 0.1)
-            self.square[name] = torch.lerp(self.square[name], grad.square(), 0.001)
-            moved = self.mean[name] / first / ((self.square[name] / second).sqrt() + 1e-8)
-            self.small[name] = self.small[name].detach() - lr * moved
+            small, mean, square = self.small[name], self.mean[name], self.square[name]
+            grad = grad + decay * small
+            mean.lerp_(grad, 0.1)
+            square.lerp_(grad.square(), 0.001)
+            small.sub_(lr * (mean / first / ((square / second).sqrt() + 1e-8)))
+
+    def _tensors(self) -> dict[str, Tensor]:
+        groups = {name: getattr(self, name) for name in ("small", "transforms", "mean", "square")}
+        named = {f"{group}/{name}": tensor for group, held in groups.items() for name, tensor in held.items()}
+        return {"count": self.count, **named}
