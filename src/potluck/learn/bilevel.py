@@ -33,15 +33,15 @@ def through_steps(
     totals = {name: torch.zeros_like(tensor) for name, tensor in shaping.items()}
     for state, step in zip(reversed(states), reversed(steps), strict=True):
         by_weights, by_shaping = _back(state, shaping, step, pull)
-        pull = {name: pull[name] - rate * grad for name, grad in by_weights.items()}
-        totals = {name: totals[name] - rate * grad for name, grad in by_shaping.items()}
+        pull = _moved(pull, list(by_weights.values()), rate)
+        totals = _moved(totals, list(by_shaping.values()), rate)
     return value.detach(), totals
 
 
 def _descended(weights: Numbers, shaping: Numbers, loss: Objective, rate: float | Tensor) -> dict[str, Tensor]:
     live = _live(weights)
     grads = torch.autograd.grad(loss(live, shaping), list(live.values()), materialize_grads=True)
-    return {name: weight.detach() - rate * grad for (name, weight), grad in zip(live.items(), grads, strict=True)}
+    return _moved(live, grads, rate)
 
 
 def _back(
@@ -50,13 +50,20 @@ def _back(
     """How a step's gradient, seen along the pull, changes with the weights and with what shapes the loss."""
     inner, outer = _live(weights), _live(shaping)
     grads = torch.autograd.grad(loss(inner, outer), list(inner.values()), create_graph=True, materialize_grads=True)
-    along = torch.stack([(grad * pull[name]).sum() for name, grad in zip(inner, grads, strict=True)]).sum()
     wanted = [*inner.values(), *outer.values()]
-    if not along.requires_grad:  # a loss that is linear in everything
-        found = [torch.zeros_like(tensor) for tensor in wanted]
-    else:
-        found = list(torch.autograd.grad(along, wanted, materialize_grads=True))
+    # A loss that is linear in everything has gradients that depend on nothing.
+    seen = [(grad, pull[name]) for name, grad in zip(inner, grads, strict=True) if grad.requires_grad]
+    found = [torch.zeros_like(tensor) for tensor in wanted]
+    if seen:
+        along, pulls = zip(*seen, strict=True)
+        found = list(torch.autograd.grad(along, wanted, pulls, materialize_grads=True))
     return dict(zip(inner, found[: len(inner)], strict=True)), dict(zip(outer, found[len(inner) :], strict=True))
+
+
+def _moved(start: Numbers, grads: Sequence[Tensor], rate: float | Tensor) -> dict[str, Tensor]:
+    """A step down gradients, of all at once."""
+    begun = [tensor.detach() for tensor in start.values()]
+    return dict(zip(start, torch._foreach_sub(begun, torch._foreach_mul(list(grads), rate)), strict=True))
 
 
 def _live(numbers: Numbers) -> dict[str, Tensor]:

@@ -46,22 +46,28 @@ class Tape:
             self._work()
 
 
+class Studio:
+    """Where reels are recorded: a stream and memory that they share, for no two run at the same time."""
+
+    def __init__(self, hardware: torch.device) -> None:
+        self.stream: torch.cuda.Stream | None = None
+        self.pool: Any = None
+        if hardware.type == "cuda":
+            self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            self.pool = torch.cuda.graph_pool_handle()
+
+
 class Reel:
     """Work on batches that changes tensors in place, recorded once for every size of batch."""
 
-    def __init__(self, work: Callable[[Batch], Tensor], hardware: torch.device) -> None:
-        self._work = work
-        self.stream: torch.cuda.Stream | None = None
-        self._pool: Any = None
-        if hardware.type == "cuda":
-            self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            self._pool = torch.cuda.graph_pool_handle()  # tapes never run at the same time
-        self._wanted = self.stream is not None
+    def __init__(self, work: Callable[[Batch], Tensor], studio: Studio) -> None:
+        self._work, self.studio = work, studio
+        self._wanted = studio.stream is not None
         self._warm: Counter[int] = Counter()
         self._tapes: dict[int, tuple[Tape, Batch, list[Tensor]]] = {}
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Does the work on a batch; what it gives. On a GPU to be called on the reel's own stream."""
+        """Does the work on a batch; what it gives. On a GPU to be called on the studio's stream."""
         size = len(batch["x"])
         if self._wanted and size not in self._tapes and self._warm[size] >= WARM:
             self._record(size, batch)
@@ -77,11 +83,14 @@ class Reel:
     def _record(self, size: int, batch: Batch) -> None:
         place, given = {name: column.clone() for name, column in batch.items()}, list[Tensor]()
         try:
-            self._tapes[size] = Tape(lambda: given.append(self._work(place)), self.stream, self._pool), place, given
+            self._tapes[size] = self._taped(place, given), place, given
         except RuntimeError as fault:
             self._wanted = False
             short = (str(fault).strip() or "no reason was given").splitlines()[0]
             warnings.warn(f"the server's work is not recorded and runs at its usual speed: {short}", stacklevel=2)
+
+    def _taped(self, place: Batch, given: list[Tensor]) -> Tape:
+        return Tape(lambda: given.append(self._work(place)), self.studio.stream, self.studio.pool)
 
 
 def on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:

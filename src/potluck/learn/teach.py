@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from potluck.core import Device, Model, Plain, Reply, Task, Work
 from potluck.learn.bridge import Bridge
+from potluck.learn.tape import Studio
 from potluck.learn.transfer import Transfer
 from potluck.learn.wire import Meta, Wire
 from potluck.parts import WHOLE, OverlapMean
@@ -23,9 +24,10 @@ def taught(task: Task, device: Device, wire: Wire, flat: bool = False) -> Reply:
     bridge = wire.bridge(teacher.spec, student.spec, device.zoo)
     nets, public = (device.build(teacher), device.build(student)), device.public
     where, gather = next(iter(public.columns.values())).device, bool(task.config.get("gather"))
+    studio = device.again("studio", lambda: Studio(where))
     transfer = device.again(
         ("transfer", *map(id, nets), bridge, wire, gather),
-        lambda: Transfer(*nets, bridge, Meta.of(task.arrays, where), wire, gather),
+        lambda: Transfer(*nets, bridge, Meta.of(task.arrays, where), wire, gather, studio),
     )
     transfer.meta.fill(task.arrays)
     done = transfer.run(public, wire.rate(device.round), device.rng)

@@ -19,7 +19,7 @@ from potluck.learn.descend import clipped, stepper
 from potluck.learn.fit import rows, weights_of
 from potluck.learn.losses import cross_entropy
 from potluck.learn.outputs import BATCH
-from potluck.learn.tape import Reel, aside
+from potluck.learn.tape import Reel, Studio, aside
 from potluck.learn.watch import Watched
 from potluck.learn.wire import Meta, Wire
 
@@ -76,7 +76,14 @@ class Transfer:
     """
 
     def __init__(
-        self, teacher: nn.Module, student: nn.Module, bridge: Bridge | None, meta: Meta, wire: Wire, gather: bool
+        self,
+        teacher: nn.Module,
+        student: nn.Module,
+        bridge: Bridge | None,
+        meta: Meta,
+        wire: Wire,
+        gather: bool,
+        studio: Studio | None = None,
     ) -> None:
         """`gather` lets the student's batch norms gather running statistics of the public rows."""
         self.bridge, self.meta, self.wire, self.gather = bridge, meta, wire, gather
@@ -84,9 +91,9 @@ class Transfer:
         self.teacher, self.student = (
             Watched(net, [stop.name for stop in taps]) for net, taps in zip((teacher, student), ends, strict=True)
         )
-        self.hardware = next(student.parameters()).device
-        self.move, self.rate = stepper(wire, wire.lr, self.hardware), torch.tensor(wire.lr, device=self.hardware)
-        self.reel = Reel(self._turn, self.hardware)
+        where = next(student.parameters()).device
+        self.move, self.rate = stepper(wire, wire.lr, where), torch.tensor(wire.lr, device=where)
+        self.reel = Reel(self._turn, studio or Studio(where))
         self.parts: Parts = {"location": "features", "ce": "labels"}.get(wire.loss, "both")  # type: ignore[assignment]
 
     def run(self, examples: Examples, lr: float, rng: torch.Generator) -> Taught:
@@ -96,7 +103,7 @@ class Transfer:
         batches = [batch for batch in rows(len(examples), local, rng) if len(batch) > 1 or len(examples) == 1]
         self.move.reset(lr)
         self.rate.fill_(lr)
-        with aside(self.reel.stream), self.teacher, self.student:
+        with aside(self.reel.studio.stream), self.teacher, self.student:
             self._wake()
             self._fit_transforms([examples[picked] for picked in batches[: -(-len(examples) // local.batch)]])
             losses = [self.reel(examples[picked]) for picked in batches]
