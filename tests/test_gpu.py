@@ -119,8 +119,8 @@ WIRES = {
 @pytest.mark.parametrize("gather", [True, False])
 @pytest.mark.parametrize("way", WIRES)
 def test_a_recorded_transfer_gives_the_bits_of_one_that_is_not(way, gather):
-    """Two calls of five epochs, the last batch smaller; networks with batch norms."""
-    home, wire = torch.device("cuda"), Wire(lr=0.05, batch=8, **WIRES[way])
+    """Two calls of three epochs, the last batch smaller; networks with batch norms and depthwise convolutions."""
+    home, wire = torch.device("cuda"), Wire(lr=0.05, batch=8, epochs=3, **WIRES[way])
     ends = [make_spec(name, input=(3, 16, 16), classes=3) for name in ("resnet18", "mobilenet_v2")]
     zoo, drawn = Menagerie(ends[0]), stream(1)
     x, y = torch.randn(20, 3, 16, 16, generator=drawn), torch.randint(3, (20,), generator=drawn)

@@ -53,10 +53,11 @@ def _back(
     wanted = [*inner.values(), *outer.values()]
     # A loss that is linear in everything has gradients that depend on nothing.
     seen = [(grad, pull[name]) for name, grad in zip(inner, grads, strict=True) if grad.requires_grad]
-    found = [torch.zeros_like(tensor) for tensor in wanted]
     if seen:
         along, pulls = zip(*seen, strict=True)
         found = list(torch.autograd.grad(along, wanted, pulls, materialize_grads=True))
+    else:
+        found = [torch.zeros_like(tensor) for tensor in wanted]
     return dict(zip(inner, found[: len(inner)], strict=True)), dict(zip(outer, found[len(inner) :], strict=True))
 
 

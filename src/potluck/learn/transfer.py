@@ -20,6 +20,7 @@ from potluck.learn.fit import rows, weights_of
 from potluck.learn.losses import cross_entropy
 from potluck.learn.outputs import BATCH
 from potluck.learn.tape import Reel, Studio, aside
+from potluck.learn.twice import Twice
 from potluck.learn.watch import Watched
 from potluck.learn.wire import Meta, Wire
 
@@ -163,7 +164,7 @@ class Transfer:
             features, labels = partial(scene.loss, "features"), partial(scene.loss, "labels")
             ahead = [features] * self.wire.steps_ahead + [labels]
             start = {name: weight.detach() for name, weight in weights.items()}
-            with sdpa_kernel(SDPBackend.MATH):  # fused attention has gradients, but they have none
+            with Twice(), sdpa_kernel(SDPBackend.MATH):  # fused attention has gradients, but they have none
                 _, grads = through_steps(start, self.meta.small, ahead, self.rate, labels)
             with torch.no_grad():
                 self._learn(grads)

@@ -46,14 +46,25 @@ class Watched(AbstractContextManager["Watched"]):
         self.net, self.names = net, names
         self._seen: dict[str, Tensor] = {}
         self._hooks: list[RemovableHandle] = []
+        self._spares: dict[str, Tensor] = {}
 
     def __call__(
         self, x: Tensor, weights: Mapping[str, Tensor] | None = None, gather: bool = False
     ) -> tuple[Tensor, list[Tensor]]:
         """Its scores and maps, under these weights or its own. Running statistics stay as they are unless gathered."""
-        buffers = {} if gather else {name: buffer.detach().clone() for name, buffer in self.net.named_buffers()}
+        buffers = {} if gather else self._spared()
         scores: Tensor = functional_call(self.net, {**(weights or {}), **buffers}, (x,))
         return scores, [as_map(self._seen.pop(name)) for name in self.names]
+
+    def _spared(self) -> dict[str, Tensor]:
+        """Copies of running statistics, to be written to in their place; always the same ones, filled all at once."""
+        own = dict(self.net.named_buffers())
+        self._spares = self._spares or {name: torch.empty_like(buffer) for name, buffer in own.items()}
+        with torch.no_grad():
+            for kind in sorted({buffer.dtype for buffer in own.values()}, key=str):
+                names = [name for name, buffer in own.items() if buffer.dtype is kind]
+                torch._foreach_copy_([self._spares[name] for name in names], [own[name] for name in names])
+        return self._spares
 
     def _note(self, name: str, module: nn.Module, inputs: object, output: Tensor) -> None:
         self._seen[name] = output
