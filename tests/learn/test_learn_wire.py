@@ -234,6 +234,17 @@ def test_looking_ahead_leaves_the_student_where_its_step_took_it():
     assert all(torch.equal(tensor, results[1][name]) for name, tensor in results[0].items())
 
 
+def test_small_networks_may_look_ahead_less_often():
+    """Three batches an epoch, six in all: after the first, third and fifth."""
+    seldom = transfer(Wire(epochs=2, batch=4, ahead_every=2))
+    told = seldom.run(rows(), 0.1, stream(0))
+    assert (seldom.meta.count.item(), told.steps, told.samples, told.ahead) == (3, 6, 24, 12)
+    labels = transfer(Wire(epochs=2, batch=4, loss="ce"))
+    assert labels.run(rows(), 0.1, stream(0)).ahead == 0
+    with pytest.raises(ValueError, match="ahead_every = 0 is below 1"):
+        Wire(ahead_every=0)
+
+
 def test_on_digits_bilevel_training_keeps_what_matters_and_joint_training_switches_it_off():
     """A CNN that has learned digits teaches LeNet a hundred rows."""
     digits = load_digits()
@@ -379,9 +390,10 @@ def test_work_by_hand():
     """Three states ahead: a step that counts, three, one at the end, and three times three back."""
     teacher, student = Work(300, 40, 100, 10), Work(60, 8, 20, 2)
     assert ONE.flops() == 8
-    assert effort(Wire(), ONE, teacher, student, 2, 6) == (3 * (14 * 60 + 100) + 6 * 3 * 8 * 9, 7 * 8 + 2 * 20 + 40)
-    assert effort(Wire(train="joint"), ONE, teacher, student, 2, 6) == (3 * 160 + 6 * 24, 3 * 8 + 20 + 40)
-    assert effort(Wire(loss="ce"), None, teacher, student, 2, 6) == (3 * 160, 3 * 8 + 20 + 40)
+    assert effort(Wire(), ONE, teacher, student, 2, 6, 6) == (3 * (14 * 60 + 100) + 6 * 3 * 8 * 9, 7 * 8 + 2 * 20 + 40)
+    assert effort(Wire(), ONE, teacher, student, 2, 6, 2)[0] == 3 * 160 + 13 * 60 + (6 + 2 * 8) * 3 * 8
+    assert effort(Wire(train="joint"), ONE, teacher, student, 2, 6, 0) == (3 * 160 + 6 * 24, 3 * 8 + 20 + 40)
+    assert effort(Wire(loss="ce"), None, teacher, student, 2, 6, 0) == (3 * 160, 3 * 8 + 20 + 40)
 
 
 def test_impossible_settings_are_refused():

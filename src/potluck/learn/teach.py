@@ -33,7 +33,7 @@ def taught(task: Task, device: Device, wire: Wire, flat: bool = False) -> Reply:
     done = transfer.run(public, wire.rate(device.round), device.rng)
     batch = len(public) if wire.full_batch else min(wire.batch, len(public))
     asked, trained = (device.zoo.cost(model.spec, batch) for model in (teacher, student))
-    device.charge(*effort(wire, bridge, asked, trained, batch, done.samples))
+    device.charge(*effort(wire, bridge, asked, trained, batch, done.samples, done.ahead))
     if bridge is not None and wire.transforms == "fitted" and done.samples:
         passed = (asked.flops + trained.flops) // 3 * len(public) // batch
         device.charge(passed + bridge.flops() * len(public), 0)
@@ -52,20 +52,19 @@ def fidelity(taught: Tensor, learned: Tensor, flat: bool = False) -> Tensor:
 
 
 def effort(
-    wire: Wire, bridge: Bridge | None, teacher: Work, student: Work, batch: int, samples: int
+    wire: Wire, bridge: Bridge | None, teacher: Work, student: Work, batch: int, samples: int, ahead: int
 ) -> tuple[int, int]:
     """FLOPs and memory of a transfer, from those of a training step of each network on a batch.
 
     Looking ahead takes a step for each state, one at the end, and on the way back, where gradients are differentiated,
     three.
     """
-    ahead = wire.steps_ahead if wire.train == "bilevel" and bridge is not None and bridge.learned else -1
-    steps, crossings = 1 + (4 * (ahead + 1) + 1) * (ahead >= 0), 1 + 4 * max(ahead, 0)
-    across = 3 * bridge.flops() * crossings if bridge else 0
-    flops = (student.flops * steps + teacher.flops // 3) * samples // batch + across * samples
-    copies = 3 + (ahead + 2) * (ahead >= 0)
-    held = student.activation_bytes * (2 if ahead >= 0 else 1)
-    return flops, student.parameter_bytes * copies + held + teacher.parameter_bytes
+    states = wire.steps_ahead + 1
+    flops = (student.flops * (samples + (4 * states + 1) * ahead) + teacher.flops // 3 * samples) // batch
+    if bridge is not None:
+        flops += 3 * bridge.flops() * (samples + 4 * wire.steps_ahead * ahead)
+    copies, held = (3 + states + 1, 2) if ahead else (3, 1)
+    return flops, student.parameter_bytes * copies + student.activation_bytes * held + teacher.parameter_bytes
 
 
 def merged(start: Model, models: Iterable[tuple[Model, float]]) -> Model:

@@ -38,6 +38,8 @@ class Taught:
     steps: int
     samples: int
     """Rows seen, counted with repetition."""
+    ahead: int
+    """Of these, rows of batches after which small networks looked ahead."""
     loc: list[Plain]
     """How much each pair of taps matters by the end, over all rows: a line for each of the teacher's."""
     scores: tuple[Tensor, Tensor]
@@ -94,7 +96,9 @@ class Transfer:
         )
         where = next(student.parameters()).device
         self.move, self.rate = stepper(wire, wire.lr, where), torch.tensor(wire.lr, device=where)
-        self.reel = Reel(self._turn, studio or Studio(where))
+        studio = studio or Studio(where)
+        self.reels = Reel(partial(self._turn, False), studio), Reel(partial(self._turn, True), studio)
+        self.looking = wire.train == "bilevel" and bool(meta.small)
         self.parts: Parts = {"location": "features", "ce": "labels"}.get(wire.loss, "both")  # type: ignore[assignment]
 
     def run(self, examples: Examples, lr: float, rng: torch.Generator) -> Taught:
@@ -104,20 +108,23 @@ class Transfer:
         batches = [batch for batch in rows(len(examples), local, rng) if len(batch) > 1 or len(examples) == 1]
         self.move.reset(lr)
         self.rate.fill_(lr)
-        with aside(self.reel.studio.stream), self.teacher, self.student:
+        with aside(self.reels[0].studio.stream), self.teacher, self.student:
             self._wake()
             self._fit_transforms([examples[picked] for picked in batches[: -(-len(examples) // local.batch)]])
-            losses = [self.reel(examples[picked]) for picked in batches]
+            looks = [self.looking and at % self.wire.ahead_every == 0 for at in range(len(batches))]
+            losses = [self.reels[look](examples[picked]) for look, picked in zip(looks, batches, strict=True)]
             loc, scores = self._judged(examples)
         mean = float(torch.stack(losses).mean()) if losses else float("nan")
-        return Taught(mean, len(batches), sum(map(len, batches)), loc, scores)
+        ahead = sum(len(picked) for look, picked in zip(looks, batches, strict=True) if look)
+        return Taught(mean, len(batches), sum(map(len, batches)), ahead, loc, scores)
 
-    def _turn(self, batch: Batch) -> Tensor:
-        """What becomes of a batch: a step of the student, then a look ahead; the loss."""
+    def _turn(self, ahead: bool, batch: Batch) -> Tensor:
+        """What becomes of a batch: a step of the student, then perhaps a look ahead; the loss."""
         transforms = {f"{TRANSFORM}{name}": t.requires_grad_() for name, t in self.meta.transforms.items()}
         scene, weights = self._scene(batch), {**weights_of(self.student.net), **transforms}
         loss = self._step(scene, weights)
-        self._look_ahead(scene, weights)
+        if ahead:
+            self._look_ahead(scene, weights)
         return loss
 
     def _wake(self) -> None:
@@ -160,14 +167,13 @@ class Transfer:
 
     def _look_ahead(self, scene: Scene, weights: Numbers) -> None:
         """Where the next steps would lead, and what of that the small networks learn; the weights stay."""
-        if self.wire.train == "bilevel" and self.meta.small:
-            features, labels = partial(scene.loss, "features"), partial(scene.loss, "labels")
-            ahead = [features] * self.wire.steps_ahead + [labels]
-            start = {name: weight.detach() for name, weight in weights.items()}
-            with Twice(), sdpa_kernel(SDPBackend.MATH):  # fused attention has gradients, but they have none
-                _, grads = through_steps(start, self.meta.small, ahead, self.rate, labels)
-            with torch.no_grad():
-                self._learn(grads)
+        features, labels = partial(scene.loss, "features"), partial(scene.loss, "labels")
+        ahead = [features] * self.wire.steps_ahead + [labels]
+        start = {name: weight.detach() for name, weight in weights.items()}
+        with Twice(), sdpa_kernel(SDPBackend.MATH):  # fused attention has gradients, but they have none
+            _, grads = through_steps(start, self.meta.small, ahead, self.rate, labels)
+        with torch.no_grad():
+            self._learn(grads)
 
     def _learn(self, grads: Numbers) -> None:
         self.meta.learn(grads, self.wire.meta_lr, self.wire.meta_decay)

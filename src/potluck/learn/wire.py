@@ -44,6 +44,8 @@ class Wire(Lessons):
     """What transforms of features start from: in every call those that fit best, or in the first random ones."""
     steps_ahead: int = 2  # T in Jang et al.
     """Steps down the distance of features before the one down the labels' loss."""
+    ahead_every: int = 1
+    """Look ahead after every so many steps: it takes about thirteen times as long as a step."""
     meta_lr: float = 1e-4
     meta_decay: float = 1e-4
     meta_layers: Literal[1, 2] = 1
@@ -55,6 +57,8 @@ class Wire(Lessons):
         for name in ("beta", "steps_ahead", "meta_lr", "meta_decay"):
             if (value := getattr(self, name)) < 0:
                 raise ValueError(f"method.wire.{name} = {value} is below 0")
+        if self.ahead_every < 1:
+            raise ValueError(f"method.wire.ahead_every = {self.ahead_every} is below 1")
 
     def warn(self) -> None:
         """Says, where transfer will switch itself off, that it will."""
