@@ -109,9 +109,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--hardware", default="cpu")
     for name, usual in (("taught", 1000), ("teacher-epochs", 8), ("rows", 100), ("choosing", 250), ("epochs", 60)):
         parser.add_argument(f"--{name}", type=int, default=usual)
-    for name, rate in (("teacher-lr", 0.05), ("meta-lr", 1e-3)):
+    for name, rate in (("teacher-lr", 0.05), ("meta-lr", 1e-3), ("beta", 1.0)):
         parser.add_argument(f"--{name}", type=float, default=rate)
-    parser.add_argument("--batch", type=int, default=25)
+    for name, usual in (("batch", 25), ("ahead-every", 1)):
+        parser.add_argument(f"--{name}", type=int, default=usual)
     parser.add_argument("--rates", default="0.03,0.1,0.3")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--ways", default=",".join(WAYS))
@@ -129,7 +130,8 @@ def main() -> None:
     for name in asked.ways.split(","):
         found: dict[float, list[Result]] = {}
         for rate in rates:
-            wire = Wire(lr=rate, epochs=asked.epochs, batch=asked.batch, meta_lr=asked.meta_lr, **WAYS[name])
+            more = {key: getattr(asked, key) for key in ("epochs", "batch", "meta_lr", "beta", "ahead_every")}
+            wire = Wire(lr=rate, **more, **WAYS[name])
             found[rate] = [taught(each, asked.student, wire, seed) for seed, each in cases.items()]
             print(f"{name:9} lr {rate:<5g} {told(found[rate])}", flush=True)
         best = max(found, key=lambda rate: statistics.mean(each.chosen_by for each in found[rate]))

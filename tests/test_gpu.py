@@ -132,7 +132,7 @@ def test_a_recorded_transfer_gives_the_bits_of_one_that_is_not(way, gather, monk
         meta = Meta.of(Meta.newborn(bridge, stream(3)).rest(), home)
         transfer = Transfer(*nets, bridge, meta, wire, gather)
         for reel in transfer.reels:
-            reel._wanted = recorded
+            reel.wanted = recorded
         losses = [transfer.run(data, lr, stream(4)).loss for lr in (0.05, 0.02)]
         assert set(transfer.reels[transfer.looking]._tapes) == ({8, 4} if recorded else set())
         found.append(({**nets[1].state_dict(), **meta.rest()}, losses))

@@ -365,6 +365,33 @@ def test_a_transfer_that_is_used_again_is_as_good_as_new():
     assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())
 
 
+def test_a_transfer_on_tape_is_the_same_transfer():
+    """Without a GPU a tape is its work remembered, on rows at a place of their own: two sizes of batch, two calls."""
+    results = []
+    for taped in (True, False):
+        made = transfer(Wire(lr=0.1, batch=5, ahead_every=2))
+        for reel in made.reels:
+            reel.wanted = taped
+        losses = [made.run(rows(), 0.1, stream(at)).loss for at in range(2)]
+        assert [sorted(reel._tapes) for reel in made.reels] == ([[2, 5], [2, 5]] if taped else [[], []])
+        results.append((losses, {**made.meta.rest(), **made.student.net.state_dict()}))
+    (mine, here), (other, there) = results
+    assert mine == other
+    assert all(torch.equal(tensor, there[name]) for name, tensor in here.items())
+
+
+def test_work_that_cannot_be_recorded_is_done_as_it_is(monkeypatch):
+    def refuses(*args):
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    monkeypatch.setattr("potluck.learn.tape.Tape", refuses)
+    made = transfer(Wire(epochs=4, batch=12))
+    made.reels[True].wanted = True
+    with pytest.warns(UserWarning, match="not recorded .* capturing$"):
+        assert made.run(rows(), 0.1, stream(0)).steps == 4
+    assert not made.reels[True].wanted
+
+
 def test_what_a_transfer_gave_does_not_change_when_it_is_used_again():
     made = transfer(Wire(lr=0.1))
     made.run(rows(), 0.1, stream(0))

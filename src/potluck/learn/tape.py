@@ -62,14 +62,14 @@ class Reel:
 
     def __init__(self, work: Callable[[Batch], Tensor], studio: Studio) -> None:
         self._work, self.studio = work, studio
-        self._wanted = studio.stream is not None
+        self.wanted = studio.stream is not None
         self._warm: Counter[int] = Counter()
         self._tapes: dict[int, tuple[Tape, Batch, list[Tensor]]] = {}
 
     def __call__(self, batch: Batch) -> Tensor:
         """Does the work on a batch; what it gives. On a GPU to be called on the studio's stream."""
         size = len(batch["x"])
-        if self._wanted and size not in self._tapes and self._warm[size] >= WARM:
+        if self.wanted and size not in self._tapes and self._warm[size] >= WARM:
             self._record(size, batch)
         if size not in self._tapes:
             self._warm[size] += 1
@@ -78,14 +78,14 @@ class Reel:
         for name, column in place.items():
             column.copy_(batch[name])
         tape.play()
-        return given[0].clone()
+        return given[-1].clone()
 
     def _record(self, size: int, batch: Batch) -> None:
         place, given = {name: column.clone() for name, column in batch.items()}, list[Tensor]()
         try:
             self._tapes[size] = self._taped(place, given), place, given
         except RuntimeError as fault:
-            self._wanted = False
+            self.wanted = False
             short = (str(fault).strip() or "no reason was given").splitlines()[0]
             warnings.warn(f"the server's work is not recorded and runs at its usual speed: {short}", stacklevel=2)
 
