@@ -43,7 +43,7 @@ def made(student: Spec, teacher: Spec, wire: Wire, hardware: torch.device, recor
     bridge = wire.bridge(teacher, student, zoo)
     found = Transfer(*nets, bridge, Meta.of(Meta.newborn(bridge, stream(1)).rest(), hardware), wire, gather=True)
     for reel in found.reels:
-        reel.wanted = reel.wanted and recorded
+        reel.recordings.wanted &= recorded
     return found
 
 

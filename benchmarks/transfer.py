@@ -107,12 +107,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--teacher", default="cnn")
     parser.add_argument("--student", default="lenet")
     parser.add_argument("--hardware", default="cpu")
-    for name, usual in (("taught", 1000), ("teacher-epochs", 8), ("rows", 100), ("choosing", 250), ("epochs", 60)):
+    counts = {"taught": 1000, "teacher-epochs": 8, "rows": 100, "choosing": 250, "epochs": 60, "batch": 25}
+    for name, usual in {**counts, "ahead-every": 1}.items():
         parser.add_argument(f"--{name}", type=int, default=usual)
     for name, rate in (("teacher-lr", 0.05), ("meta-lr", 1e-3), ("beta", 1.0)):
         parser.add_argument(f"--{name}", type=float, default=rate)
-    for name, usual in (("batch", 25), ("ahead-every", 1)):
-        parser.add_argument(f"--{name}", type=int, default=usual)
     parser.add_argument("--rates", default="0.03,0.1,0.3")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--ways", default=",".join(WAYS))

@@ -8,8 +8,8 @@ from test_contract import CASES, lines, plain
 from potluck.core import Examples, Model, stream
 from potluck.engines import ENGINES, Graphs
 from potluck.engines.graphs import Slot
-from potluck.engines.tracks import Recordings, play
-from potluck.learn import Meta, Transfer, Wire
+from potluck.engines.tracks import play
+from potluck.learn import Meta, Recordings, Transfer, Wire
 from potluck.models import Menagerie, make_spec
 from potluck.run import experiment, resume, run
 
@@ -79,7 +79,8 @@ def test_steps_are_recorded_and_played_on_a_gpu(tmp_path, monkeypatch):
             made.append(self)
 
         def close(self):
-            self.tapes = [t for slot in self._slots.values() for track in slot._tracks.values() for t in track._tapes]
+            tracks = [track for slot in self._slots.values() for track in slot._tracks.values()]
+            self.tapes = [tape for track in tracks for tape in track.tapes.made]
             super().close()
 
     monkeypatch.setitem(ENGINES, "graphs", Watched)
@@ -100,7 +101,7 @@ def test_noise_that_is_recorded_is_drawn_as_in_a_fit():
         tracks.append(kept.track(wished, True))
         tracks[-1].load(wished)
     assert play(tracks) == {}
-    assert all(track._tapes for track in tracks)
+    assert all(track.tapes.made for track in tracks)
     for seed, (net, other) in enumerate(zip(nets, others, strict=True)):
         wish(other, seed=seed, examples=data, noise=seed).granted()
         assert same(numbers(net), numbers(other))
@@ -132,9 +133,9 @@ def test_a_recorded_transfer_gives_the_bits_of_one_that_is_not(way, gather, monk
         meta = Meta.of(Meta.newborn(bridge, stream(3)).rest(), home)
         transfer = Transfer(*nets, bridge, meta, wire, gather)
         for reel in transfer.reels:
-            reel.wanted = recorded
+            reel.recordings.wanted = recorded
         losses = [transfer.run(data, lr, stream(4)).loss for lr in (0.05, 0.02)]
-        assert set(transfer.reels[transfer.looking]._tapes) == ({8, 4} if recorded else set())
+        assert set(transfer.reels[transfer.looking].tapes.made) == ({8, 4} if recorded else set())
         found.append(({**nets[1].state_dict(), **meta.rest()}, losses))
     (mine, told), (other, said) = found
     assert told == said

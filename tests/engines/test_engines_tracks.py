@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from potluck.core import Examples, Local, stream
 from potluck.engines.graphs import CHANGES, Slot
-from potluck.engines.tracks import Recordings, Track, play, recipe
+from potluck.engines.tracks import Track, play, recipe
 from potluck.learn import (
     Contrast,
     CrossEntropy,
@@ -18,6 +18,7 @@ from potluck.learn import (
     Lent,
     MaskedCrossEntropy,
     Pull,
+    Recordings,
     Shift,
     Sum,
     Turns,
@@ -113,7 +114,7 @@ def test_rounds_on_one_track_are_the_rounds_of_a_fit_each(way):
         assert (recorded.steps, recorded.samples) == (alone.steps, alone.samples) == (9, 33)
         assert torch.equal(recorded.last, alone.last)
     assert len(kept._tracks) == 1
-    assert {size for size, _ in track._tapes} == {4}
+    assert {size for size, _ in track.tapes.made} == {4}
 
 
 def test_every_turn_is_recorded_as_soon_as_it_is_warm():
@@ -121,7 +122,7 @@ def test_every_turn_is_recorded_as_soon_as_it_is_warm():
     track = kept.track(wish(net, "turns"), resident=False)
     played(track, wish(net, "turns"))
     played(track, wish(net, "turns"))
-    assert set(track._tapes) == {(4, 0), (4, 1)}
+    assert set(track.tapes.made) == {(4, 0), (4, 1)}
 
 
 def test_smaller_batches_are_recorded_only_once_they_came_often():
@@ -133,7 +134,7 @@ def test_smaller_batches_are_recorded_only_once_they_came_often():
         played(track, wish(net, seed=seed))
         wish(other, seed=seed).granted()
         assert same(numbers(net), numbers(other))
-        sizes.append({size for size, _ in track._tapes})
+        sizes.append({size for size, _ in track.tapes.made})
     assert sizes == [{4}] * 5 + [{4, 3}] * 2
 
 

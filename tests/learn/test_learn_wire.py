@@ -371,9 +371,9 @@ def test_a_transfer_on_tape_is_the_same_transfer():
     for taped in (True, False):
         made = transfer(Wire(lr=0.1, batch=5, ahead_every=2))
         for reel in made.reels:
-            reel.wanted = taped
+            reel.recordings.wanted = taped
         losses = [made.run(rows(), 0.1, stream(at)).loss for at in range(2)]
-        assert [sorted(reel._tapes) for reel in made.reels] == ([[2, 5], [2, 5]] if taped else [[], []])
+        assert [sorted(reel.tapes.made) for reel in made.reels] == ([[2, 5], [2, 5]] if taped else [[], []])
         results.append((losses, {**made.meta.rest(), **made.student.net.state_dict()}))
     (mine, here), (other, there) = results
     assert mine == other
@@ -386,10 +386,10 @@ def test_work_that_cannot_be_recorded_is_done_as_it_is(monkeypatch):
 
     monkeypatch.setattr("potluck.learn.tape.Tape", refuses)
     made = transfer(Wire(epochs=4, batch=12))
-    made.reels[True].wanted = True
+    made.reels[True].recordings.wanted = True
     with pytest.warns(UserWarning, match="not recorded .* capturing$"):
         assert made.run(rows(), 0.1, stream(0)).steps == 4
-    assert not made.reels[True].wanted
+    assert not made.reels[True].recordings.wanted
 
 
 def test_what_a_transfer_gave_does_not_change_when_it_is_used_again():

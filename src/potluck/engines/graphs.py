@@ -11,9 +11,9 @@ import torch
 from potluck.core import Fit
 from potluck.engines.site import Site
 from potluck.engines.together import Together
-from potluck.engines.tracks import Recordings, Track, play, recipe
+from potluck.engines.tracks import Track, play, recipe
 from potluck.engines.world import Letter, Outcome, World
-from potluck.learn import Wish
+from potluck.learn import Recordings, Wish
 
 TRACKS = 4
 """Ways of training that a network keeps ready; the one that was used longest ago makes room."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from potluck.core import Batch, Edit, Examples, Fit, Loss
-from potluck.learn import WARM, Descent, Tape, Turns, Wish, changed, drawing, fitted, form, leaves, on
+from potluck.learn import WARM, Descent, Recordings, Tapes, Turns, Wish, changed, drawing, fitted, form, leaves, on
 
 RARE = 16
 """Steps that run as they are before one of their kind is recorded, where batches are smaller than recorded ones: the
@@ -56,8 +56,6 @@ class Track:
         self.examples = Examples(columns, None, prepare, wish.examples.vary)
         self.noise = None if wish.noise is None else Noise(self.way.hardware)
         self._room(0, 0, None)
-        self._warm: Counter[Kind] = Counter()
-        self._tapes: dict[Kind, Tape] = {}
 
     def load(self, wish: Wish) -> None:
         """Makes a client's round ready: rows, dice, rate, and what its loss and edits hold."""
@@ -91,21 +89,12 @@ class Track:
     def step(self, number: int) -> None:
         """The round's next step: played, if one of its kind was recorded."""
         with nullcontext() if self.noise is None else self.noise.lent():
-            self._step((len(self.batches[number]), self.order[number]))
-
-    def _step(self, kind: Kind) -> None:
-        tape = self._tapes.get(kind)
-        if tape is None and self.recordings.wanted and self._warm[kind] >= self._patience(kind):
-            tape = self._recorded(kind)
-        if tape is not None:
-            tape.play()
-            return
-        self._warm[kind] += 1
-        self._work(kind)
+            kind = len(self.batches[number]), self.order[number]
+            self.tapes.do(kind, partial(self._work, kind), self._patience(kind))
 
     def _patience(self, kind: Kind) -> int:
         """How many steps of a kind run as they are, before one is recorded."""
-        return RARE if any(size > kind[0] for size, _ in self._tapes) else WARM
+        return RARE if any(size > kind[0] for size, _ in self.tapes.made) else WARM
 
     def fit(self, mean: float) -> Fit:
         """What is told of the round."""
@@ -114,13 +103,6 @@ class Track:
     def mean(self) -> Tensor:
         """The mean of the round's losses, as a tensor."""
         return self.values[: len(self.batches)].mean()
-
-    def _recorded(self, kind: Kind) -> Tape | None:
-        try:
-            self._tapes[kind] = Tape(lambda: self._work(kind), self.stream, self._pool)
-        except RuntimeError as fault:
-            self.recordings.refused(str(fault))
-        return self._tapes.get(kind)
 
     def _work(self, kind: Kind) -> None:
         size, turn = kind
@@ -140,9 +122,8 @@ class Track:
         self.values = torch.zeros(2 * steps, device=where)
         self.dice = None if dice is None else dice.new_zeros((2 * rows, *dice.shape[1:]), device=where)
         self.at, self.number = (torch.zeros((), dtype=torch.long, device=where) for _ in range(2))
-        self._tapes = {}
-        # One for all tapes, which never run at the same time; it goes with them.
-        self._pool: Any = torch.cuda.graph_pool_handle() if where.type == "cuda" else None
+        pool: Any = torch.cuda.graph_pool_handle() if where.type == "cuda" else None
+        self.tapes = Tapes(self.stream, pool, self.recordings)
 
 
 class Noise:
@@ -168,19 +149,6 @@ class Noise:
         finally:
             self._state = own.get_state()
             own.set_state(before)
-
-
-class Recordings:
-    """Whether anything is to be recorded for a network."""
-
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self.wanted = True
-        self._tell = tell
-
-    def refused(self, why: str) -> None:
-        """No more is recorded for this network."""
-        self.wanted = False
-        self._tell(why)
 
 
 def play(tracks: Sequence[Track]) -> dict[Track, Exception]:

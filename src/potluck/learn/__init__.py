@@ -33,7 +33,7 @@ from potluck.learn.outputs import (
 )
 from potluck.learn.problems import Classify, NextToken, Regress, Tag
 from potluck.learn.stack import dense, fit_stacked, likeness
-from potluck.learn.tape import WARM, Tape, on
+from potluck.learn.tape import WARM, Recordings, Tapes, on
 from potluck.learn.taps import taps
 from potluck.learn.teach import fidelity, merged, taught
 from potluck.learn.training import LocalTraining, is_usual, told
@@ -47,11 +47,11 @@ from potluck.learn.wish import Wish
 __all__ = [
     "WARM", "AtWidth", "Bank", "Blend", "Bridge", "Classify", "Contrast", "CrossEntropy", "Descent", "Doubt", "Follow",
     "Frozen", "Guided", "Joint", "Lent", "Lessons", "LocalTraining", "MaskedCrossEntropy", "Meta", "Mimic", "NextToken",
-    "Precision", "Project", "Pull", "Regress", "Shift", "SoftCrossEntropy", "Stop", "Sum", "Tag", "Tape", "Transfer",
-    "Turns", "Veil", "Watched", "Wire", "Wish", "agreed", "beside", "carried", "changed", "clipped", "confidence",
-    "contrast", "cross_entropy", "dense", "deposited", "dissenting", "divergence", "drawing", "drawn", "features",
-    "fidelity", "fit", "fit_stacked", "fitted", "form", "is_usual", "kept", "leaves", "likeness", "located", "masked",
-    "mean_scores", "merged", "noise", "observe", "on", "one_batch", "predicted", "recalled", "reliance", "relied",
-    "resized", "rows", "seams", "sharpened", "stepper", "stops", "taps", "taught", "through_steps", "told", "truths",
-    "weights_of",
+    "Precision", "Project", "Pull", "Recordings", "Regress", "Shift", "SoftCrossEntropy", "Stop", "Sum", "Tag", "Tapes",
+    "Transfer", "Turns", "Veil", "Watched", "Wire", "Wish", "agreed", "beside", "carried", "changed", "clipped",
+    "confidence", "contrast", "cross_entropy", "dense", "deposited", "dissenting", "divergence", "drawing", "drawn",
+    "features", "fidelity", "fit", "fit_stacked", "fitted", "form", "is_usual", "kept", "leaves", "likeness", "located",
+    "masked", "mean_scores", "merged", "noise", "observe", "on", "one_batch", "predicted", "recalled", "reliance",
+    "relied", "resized", "rows", "seams", "sharpened", "stepper", "stops", "taps", "taught", "through_steps", "told",
+    "truths", "weights_of",
 ]  # fmt: skip

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,6 +47,42 @@ class Tape:
             self._work()
 
 
+class Recordings:
+    """Whether anything is to be recorded for a network."""
+
+    def __init__(self, tell: Callable[[str], None], wanted: bool = True) -> None:
+        self.wanted = wanted
+        self._tell = tell
+
+    def refused(self, why: str) -> None:
+        """No more is recorded for this network."""
+        self.wanted = False
+        self._tell(why)
+
+
+class Tapes:
+    """Work of several kinds, each done as it is a few times, then recorded, and played from then on."""
+
+    def __init__(self, stream: torch.cuda.Stream | None, pool: Any, recordings: Recordings) -> None:
+        """`pool`: memory for all of it, since no two tapes run at the same time."""
+        self._stream, self._pool, self._recordings = stream, pool, recordings
+        self._warm: Counter[Hashable] = Counter()
+        self.made: dict[Any, Tape] = {}
+
+    def do(self, kind: Hashable, work: Callable[[], None], patience: int = WARM) -> None:
+        """Work of a kind, which must touch the same places each time; recorded after it was done so many times."""
+        if kind not in self.made and self._recordings.wanted and self._warm[kind] >= patience:
+            try:
+                self.made[kind] = Tape(work, self._stream, self._pool)
+            except RuntimeError as fault:
+                self._recordings.refused(str(fault))
+        if kind in self.made:
+            self.made[kind].play()
+        else:
+            self._warm[kind] += 1
+            work()
+
+
 class Studio:
     """Where reels are recorded: a stream and memory that they share, for no two run at the same time."""
 
@@ -62,35 +99,29 @@ class Reel:
 
     def __init__(self, work: Callable[[Batch], Tensor], studio: Studio) -> None:
         self._work, self.studio = work, studio
-        self.wanted = studio.stream is not None
-        self._warm: Counter[int] = Counter()
-        self._tapes: dict[int, tuple[Tape, Batch, list[Tensor]]] = {}
+        self.recordings = Recordings(_warned, wanted=studio.stream is not None)
+        self.tapes = Tapes(studio.stream, studio.pool, self.recordings)
+        self._places: dict[int, Batch] = {}
+        self._given: dict[int, Tensor] = {}
 
     def __call__(self, batch: Batch) -> Tensor:
         """Does the work on a batch; what it gives. On a GPU to be called on the studio's stream."""
         size = len(batch["x"])
-        if self.wanted and size not in self._tapes and self._warm[size] >= WARM:
-            self._record(size, batch)
-        if size not in self._tapes:
-            self._warm[size] += 1
-            return self._work(batch)
-        tape, place, given = self._tapes[size]
-        for name, column in place.items():
-            column.copy_(batch[name])
-        tape.play()
-        return given[-1].clone()
+        if size in self._places:
+            for name, column in self._places[size].items():
+                column.copy_(batch[name])
+        else:
+            self._places[size] = {name: column.clone() for name, column in batch.items()}
+        self.tapes.do(size, partial(self._done, size))
+        return self._given[size].clone()
 
-    def _record(self, size: int, batch: Batch) -> None:
-        place, given = {name: column.clone() for name, column in batch.items()}, list[Tensor]()
-        try:
-            self._tapes[size] = self._taped(place, given), place, given
-        except RuntimeError as fault:
-            self.wanted = False
-            short = (str(fault).strip() or "no reason was given").splitlines()[0]
-            warnings.warn(f"the server's work is not recorded and runs at its usual speed: {short}", stacklevel=2)
+    def _done(self, size: int) -> None:
+        self._given[size] = self._work(self._places[size])
 
-    def _taped(self, place: Batch, given: list[Tensor]) -> Tape:
-        return Tape(lambda: given.append(self._work(place)), self.studio.stream, self.studio.pool)
+
+def _warned(why: str) -> None:
+    short = (why.strip() or "no reason was given").splitlines()[0]
+    warnings.warn(f"the server's work is not recorded and runs at its usual speed: {short}", stacklevel=2)
 
 
 def on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
@@ -106,6 +137,8 @@ def aside(stream: torch.cuda.Stream | None) -> Iterator[None]:
         return
     before = torch.cuda.current_stream()
     stream.wait_stream(before)
-    with torch.cuda.stream(stream):
-        yield
-    before.wait_stream(stream)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        before.wait_stream(stream)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -46,6 +46,8 @@ class Moss(Wired):
     """Meet in proxies; else every type's model teaches a copy of every other's, and copies are averaged."""
     proxy_sync: bool = True
     """Proxies start each round from their average; else from where they were."""
+    identity_shortcut: Literal["none", "up", "both"] = "none"
+    """Between equal architectures copy, in place of teaching: never, into proxies alone, or out of them too."""
 
     def init(self, zoo: Zoo, rng: torch.Generator) -> Proxied:
         born = super().init(zoo, rng).model
@@ -61,8 +63,8 @@ class Moss(Wired):
         return up | {(PROXY, name): (proxy, spec) for name, spec in specs.items()}
 
     def alike(self, link: Link, teacher: Spec, student: Spec) -> bool:
-        rising = self.identity_shortcut == "up" and link[1] == PROXY
-        return super().alike(link, teacher, student) or (rising and teacher == student)
+        copied = self.identity_shortcut == "both" or (self.identity_shortcut == "up" and link[1] == PROXY)
+        return copied and teacher == student
 
     def round(self, state: Any, now: Round) -> Any:
         averaged = super().round(state, now)

@@ -52,8 +52,6 @@ class Wired(ByType):
     wire: Wire = Wire()
     fidelity: Literal["samples", "flat", "equal"] = "samples"
     """Students count by the mean cosine of their scores with their teachers'; by that of all rows as one; all alike."""
-    identity_shortcut: Literal["none", "up", "both"] = "none"
-    """Between equal architectures copy, in place of teaching: never, into proxies alone, or out of them too."""
     meta_persist: bool = True
     """Keep from round to round what transfers learned about transferring."""
 
@@ -97,8 +95,8 @@ class Wired(ByType):
         return replace(state, wires=wires), done
 
     def alike(self, link: Link, teacher: Spec, student: Spec) -> bool:
-        """Whether a student is a copy of its teacher."""
-        return self.identity_shortcut == "both" and teacher == student
+        """Whether a student becomes a copy of its teacher, in place of being taught."""
+        return False
 
     def task(self, link: Link, teacher: Model, student: Model, state: Linked, now: Round, gather: bool) -> Task:
         """One transfer, as the server is asked for it."""
