@@ -116,12 +116,14 @@ def test_a_stack_has_the_same_bits_on_any_number_of_workers(workers):
     assert digest(state.model.arrays) == digest(expected)
 
 
-def test_a_closed_engine_keeps_no_network():
+def test_a_closed_engine_keeps_no_network_and_nothing_ready():
     """On a GPU the next run of a comparison needs their room."""
     with federation(FedAvg(local=LOCAL), "graphs", 1, 4) as made:
         made.round(made.init())
         nets = [weakref.ref(live.net) for live in made.desk.engine.site._nets.values()]
         assert nets
+        made.desk.engine.site.ready["recorded"] = nets
         made.desk.engine.close()
+        assert not made.desk.engine.site.ready
         gc.collect()
         assert not any(net() for net in nets)

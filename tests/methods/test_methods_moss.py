@@ -13,7 +13,7 @@ from torch import nn
 
 from potluck.core import SERVER, Client, Examples, Local, Model, Reply, SettingsError, on_client
 from potluck.engines import Desk, Serial, World
-from potluck.learn import Classify, Wire, merged
+from potluck.learn import Classify, Transfer, Wire, merged
 from potluck.methods import FedAvg, Moss
 from potluck.methods.moss import PROXY
 from potluck.models import Menagerie, make_spec, register
@@ -151,6 +151,16 @@ def test_the_servers_work_grows_with_types_not_with_devices(devices):
     two = Federation(Moss(prom=False, wire=STILL), zoo(1, 2), {"x": ("d1", data(4))})
     two.round(two.init())
     assert sorted(two.transfers) == ["d1 > d2", "d2 > d1"]
+
+
+def test_transfers_stay_ready_from_round_to_round(monkeypatch):
+    made = []
+    monkeypatch.setattr("potluck.learn.teach.Transfer", lambda *args: made.append(args) or Transfer(*args))
+    play = three(Moss(wire=Wire(epochs=1)), 1, 1, 1)
+    state = play.init()
+    for index in range(3):
+        state = play.round(state, index)
+    assert len(made) == 6
 
 
 def test_all_of_it_is_priced_as_the_servers():
