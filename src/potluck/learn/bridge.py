@@ -136,7 +136,8 @@ class Bridge:
         """One for each pair, zero elsewhere."""
         table = like.new_zeros(len(self.teacher), len(self.student))
         for n in range(len(self.student)):
-            table[self.partners(n), n] = 1.0
+            for m in self.partners(n):
+                table[m, n].fill_(1.0)
         return table
 
 
