@@ -95,11 +95,17 @@ def test_ctrl_c_saves_the_round_and_says_how_to_go_on(tmp_path, whole):
     assert read_run(tmp_path / "run").manifest["status"] == "done"
 
 
-def test_the_way_on_is_quoted_for_a_shell_and_keeps_the_number_of_rounds(tmp_path):
-    run(tiny(rounds=1), tmp_path / "a run")
+def test_the_way_on_is_quoted_for_a_shell(tmp_path):
     with pytest.raises(Interrupted) as caught:
-        resume(tmp_path / "a run", rounds=9, watch=StopsAfter(2))
-    assert str(caught.value).endswith(f"potluck resume '{tmp_path / 'a run'}' --rounds 9")
+        run(tiny(rounds=2), tmp_path / "a run", watch=StopsAfter(1))
+    assert str(caught.value).endswith(f"potluck resume '{tmp_path / 'a run'}'")
+
+
+def test_a_run_that_was_made_longer_and_stopped_goes_on_to_its_new_end(tmp_path, whole):
+    run(tiny(rounds=1), tmp_path / "run")
+    with pytest.raises(Interrupted):
+        resume(tmp_path / "run", rounds=5, watch=StopsAfter(2))
+    assert same(resume(tmp_path / "run"), whole())
 
 
 def test_a_signal_leaves_the_handlers_as_they_were(tmp_path):

@@ -75,7 +75,10 @@ def run(
 @app.command(epilog="Example: potluck resume runs/digits-fedavg-s0 --rounds 60")
 def resume(
     folder: Annotated[Path, typer.Argument(help="A run folder.")],
-    rounds: Annotated[int | None, typer.Option(help="Go on to this many rounds instead.", min=0)] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(help="Go on to this many rounds; by default, to as many as were last asked for.", min=0),
+    ] = None,
     engine: Carrier = None,
     format: As = Format.table,
 ) -> None:
@@ -85,7 +88,8 @@ def resume(
     from potluck.run import resume as go_on
 
     manifest = read_run(folder).manifest
-    with display.watching(rounds or int(manifest["rounds"]), str(manifest["name"])) as watch:
+    length = int(manifest["rounds"]) if rounds is None else rounds
+    with display.watching(length, str(manifest["name"])) as watch:
         result = go_on(folder, rounds=rounds, engine=engine.value if engine else None, watch=watch)
     display.result(result, format is Format.json)
 

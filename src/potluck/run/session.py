@@ -81,15 +81,20 @@ def resume(
     method: Any = None,
     watch: Watch | None = None,
 ) -> Result:
-    """Goes on with a run that was stopped, from its newest good checkpoint; `rounds` and `engine` may be changed."""
+    """Goes on with a run that was stopped, from its newest good checkpoint; `rounds` and `engine` may be changed.
+
+    Without `rounds` it goes on to as many as were last asked for.
+    """
     path = Path(path)
 
     def folder() -> RunFolder:
         return opened
 
     with RunFolder.open(path) as opened:
-        experiment = _changed(settings_of(opened), rounds, engine)
-        privacy.refuse_other_length(settings_of(opened), experiment, path)
+        began = settings_of(opened)
+        last_asked = opened.manifest().get("rounds", began.rounds)
+        experiment = _changed(began, last_asked if rounds is None else rounds, engine)
+        privacy.refuse_other_length(began, experiment, path)
         setup = assemble(experiment, source, method)
         if mark(setup) != opened.mark:
             raise SettingsError(f"{path}: its settings.toml was changed since it began; start a new run instead.")
@@ -102,10 +107,8 @@ def settings_of(folder: RunFolder) -> Experiment:
     return door.experiment(plain, str(folder.path / "settings.toml"), text)
 
 
-def _changed(experiment: Experiment, rounds: int | None, engine: str | None) -> Experiment:
-    plain = experiment.plain()
-    if rounds is not None:
-        plain["rounds"] = rounds
+def _changed(experiment: Experiment, rounds: int, engine: str | None) -> Experiment:
+    plain = experiment.plain() | {"rounds": rounds}
     if engine is not None:
         plain["run"]["engine"] = engine
     return door.experiment(plain, "resume")
@@ -120,7 +123,7 @@ def _work(setup: Setup, open_folder: Callable[[], RunFolder], watch: Watch, resu
             try:
                 return _finished(Loop(setup, engine, folder, watch, stops), resumed)
             except KeyboardInterrupt:
-                raise Interrupted(_how_to_go_on(folder, setup.experiment.rounds)) from None
+                raise Interrupted(_how_to_go_on(folder)) from None
     finally:
         gc.unfreeze()
         torch.set_num_threads(threads)
@@ -161,11 +164,10 @@ def _finished(loop: Loop, resumed: bool) -> Result:
     return result
 
 
-def _how_to_go_on(folder: RunFolder, rounds: int) -> str:
+def _how_to_go_on(folder: RunFolder) -> str:
     saved = folder.checkpoints.rounds()
     when = f"after round {saved[-1]}" if saved else "before anything was saved"
-    more = f" --rounds {rounds}" if settings_of(folder).rounds != rounds else ""
-    return f"interrupted {when}; go on with: potluck resume {shlex.quote(str(folder.path))}{more}"
+    return f"interrupted {when}; go on with: potluck resume {shlex.quote(str(folder.path))}"
 
 
 def state_of(setup: Setup, fields: Mapping[str, Any]) -> Any:
