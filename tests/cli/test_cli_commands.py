@@ -92,6 +92,19 @@ def test_a_run_and_a_resumed_run_print_a_table_and_the_next_step(potluck):
     assert json.loads(out)["rounds"] == 3
 
 
+def test_work_of_the_servers_own_that_failed_is_told_at_once_and_at_the_end(potluck):
+    moss = ("--set", 'method={name="moss", wire={lr=1e9, epochs=2}}', "--set", "data.public=40")
+    code, out, err = potluck("run", "tiny.toml", *QUICK, *moss, "--out", "run")
+    assert code == 0
+    assert err.count("the server's own 'teach' (small > the proxies) is refused and left out: ") == 1
+    assert "tiny: round 1: the server's own 'teach' (" in err
+    assert "refused: " in out
+    assert "of the server's own: " in out
+    code, out, _ = potluck("compare", "tiny.toml", *QUICK, *moss, "--set", 'compare.methods=["moss"]', "--seeds", "0")
+    assert code == 0
+    assert ", seed 0: " in out.split("refused in Moss")[1]
+
+
 def test_without_a_folder_a_run_goes_to_a_new_one_under_runs(potluck):
     for number in ("", "-2", "-3"):
         code, out, _ = potluck("run", "tiny.toml", "--set", "rounds=0", "--set", "method.name=fedprox")

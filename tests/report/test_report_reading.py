@@ -11,7 +11,7 @@ import pytest
 from made_runs import made_run, manifest, task, write_folder
 
 from potluck.ledger import MissingRun
-from potluck.report import compare_rows, groups, read, rounds_to, spent
+from potluck.report import compare_rows, groups, read, refused, rounds_to, spent
 
 
 def scored(round_: int, test: float | None, validation: float | None = None, **more: object) -> dict[str, object]:
@@ -65,6 +65,20 @@ def test_totals_are_summed_per_tier_and_over_all(tmp_path: Path) -> None:
         ("absent", "battery", 1),
         ("quarantined", "not finite", 1),
     ]
+
+
+def test_what_was_refused_is_told_in_a_line_and_absence_is_not(tmp_path: Path) -> None:
+    absent = [task(round, "c1", "watch", "absent", "battery") for round in (1, 2, 3)]
+    good = write_folder(tmp_path / "a", manifest(), [task(1, "c2", "watch"), *absent], [])
+    assert refused(read(good)) == ""
+    bad = [task(2, "c2", "watch", "quarantined", "not finite")]
+    assert refused(read(write_folder(tmp_path / "b", manifest(), [*absent, *bad], []))) == (
+        "1 reply; 1 from tier 'watch': not finite"
+    )
+    bad += [task(round, "server", "server", "quarantined", "far off") for round in (2, 3)]
+    assert refused(read(write_folder(tmp_path / "c", manifest(), [*absent, *bad], []))) == (
+        "3 replies; 2 of the server's own: far off"
+    )
 
 
 def test_several_tasks_of_a_client_in_a_round_are_one_visit(tmp_path: Path) -> None:

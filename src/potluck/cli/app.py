@@ -110,7 +110,7 @@ def compare(
 ) -> None:
     """Run several methods on the same data, clients and cohorts; print a table and write one report."""
     from potluck.cli import comparing, display
-    from potluck.report import compare_rows, compare_table, needs_table, write_report
+    from potluck.report import compare_rows, write_report
     from potluck.report import read as read_run
     from potluck.run import compare as run_all
     from potluck.run import read_experiment
@@ -127,9 +127,7 @@ def compare(
         rows = compare_rows(runs)
         display.print_json({"report": str(page), "runs": [r.plain() for r in results], "rows": rows})
         return
-    display.show(compare_table(runs))
-    if needs := needs_table(runs):
-        display.show(needs)
+    display.results(runs)
     display.say(f"report: {page}")
 
 

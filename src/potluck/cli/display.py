@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from potluck.report import Run
     from potluck.run import Result
 
 OUT = Console()
@@ -123,14 +124,28 @@ def result(found: Result, as_json: bool) -> None:
     if as_json:
         print_json(found.plain())
         return
-    from potluck.report import promised, read, run_table
+    from potluck.report import promised, read, refused, run_table
 
     run = read(found.folder)
     show(run_table(run))
+    if why := refused(run):
+        say(f"refused: {why}")
     if promise := promised(run):
         say(f"privacy: {promise}")
     say(f"folder: {found.folder}")
     say(f"next:   potluck report {found.folder}")
+
+
+def results(found: Sequence[Run]) -> None:
+    """What several runs came to, beside each other."""
+    from potluck.report import compare_table, needs_table, refused
+
+    show(compare_table(found))
+    if needs := needs_table(found):
+        show(needs)
+    for run in found:
+        if why := refused(run):
+            say(f"refused in {run.label}, seed {run.seed}: {why}")
 
 
 def print_json(value: Any) -> None:

@@ -51,6 +51,7 @@ class Loop:
         self.books = Books(folder.journal, self.world.zoo)
         self._saved = -1
         self._writing: Later | None = None
+        self._server_failed = False
 
     def restore(self, payload: bytes) -> None:
         """Goes back to where a checkpoint was written."""
@@ -104,6 +105,7 @@ class Loop:
             self.books.round(self.progress, session, cohort, time.perf_counter() - started)
             self._count_uploads(session)
             self._missed(session)
+            self._failed(session)
         due = self._due(index + 1)
         if due:
             self._score()
@@ -216,6 +218,15 @@ class Loop:
             if gone == 3 and session.coverage < 1:
                 covered = f"{session.coverage:.0%} of the model was trained"
                 self._warn(done, f"round {done}: nothing from tier '{tier.name}' for 3 rounds; {covered}")
+
+    def _failed(self, session: Session) -> None:
+        """Warns when work of the server's own is refused for the first time: no faulty device is to blame for that."""
+        found = [entry for entry in session.entries if entry.task.to == SERVER and entry.verdict == "quarantined"]
+        if found and not self._server_failed:
+            self._server_failed = True
+            task, done = found[0].task, self.progress.done
+            what = f"'{task.verb}'" + (f" ({task.key})" if task.key else "")
+            self._warn(done, f"round {done}: the server's own {what} is refused and left out: {found[0].reason}")
 
     def _warn(self, done: int, text: str) -> None:
         self._note(done, text)
