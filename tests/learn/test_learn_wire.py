@@ -316,13 +316,14 @@ def test_a_full_batch_is_one_step_an_epoch_and_lone_rows_are_left_out():
     assert transfer(Wire(batch=4)).run(rows(13), 0.1, stream(0)).steps == 15
 
 
-def test_rows_without_labels_have_the_teachers_choice():
+def test_rows_without_labels_have_the_teachers_answers_or_its_choice():
     def taught(target, labels):
         made = transfer(Wire(target=target, epochs=2))
         made.run(rows(12, labels), 0.1, stream(0))
         return made.student.net.state_dict()["0.weight"]
 
-    assert torch.equal(taught("labels", False), taught("teacher", True))
+    assert torch.equal(taught("labels", False), taught("soft", True))
+    assert torch.equal(taught("soft", False), taught("soft", True))
     assert torch.equal(taught("teacher", False), taught("teacher", True))
     assert not torch.equal(taught("labels", True), taught("teacher", True))
     assert not torch.equal(taught("soft", True), taught("teacher", True))

@@ -27,10 +27,10 @@ def test_the_servers_public_rows_are_those_of_the_other_set(clothes):
     assert setup.world.zoo.public == 12
 
 
-def test_moss_takes_its_teachers_choice_where_labels_do_not_fit(clothes, tmp_path):
+def test_moss_takes_its_teachers_answers_where_labels_do_not_fit(clothes, tmp_path):
     told, asked = (
         run(wanted(clothes, {"name": "moss", "wire": {"target": target}}), tmp_path / target)
-        for target in ("labels", "teacher")
+        for target in ("labels", "soft")
     )
     assert told.weights_sha256 == asked.weights_sha256
     related = run(tiny(data={"public": 12}, method={"name": "moss"}, rounds=2), tmp_path / "related")

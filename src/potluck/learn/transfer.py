@@ -148,7 +148,7 @@ class Transfer:
             scores, maps = self.teacher(batch["x"])
             goals = self.bridge.goals(maps) if self.bridge else None
         own = self.wire.target == "labels" and "y" in batch
-        labels, soft = batch["y"] if own else scores.argmax(-1), self.wire.target == "soft"
+        labels, soft = batch["y"] if own else scores.argmax(-1), not own and self.wire.target != "teacher"
         return Scene(self.student, self.bridge, self.wire.beta, batch["x"], labels, scores if soft else None, goals)
 
     def _step(self, scene: Scene, weights: Numbers) -> Tensor:

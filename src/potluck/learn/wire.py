@@ -37,7 +37,7 @@ class Wire(Lessons):
     """How much features count beside labels."""
     target: Literal["labels", "teacher", "soft"] = "labels"
     """What is learned beside features: labels or, for rows that have none or unrelated ones, what the teacher would
-    choose, or all its answers. Rows without labels always have the teacher's choice."""
+    choose, or all its answers. Rows without labels have all its answers, unless its choice is asked for."""
     train: Literal["bilevel", "joint"] = "bilevel"
     """How small networks learn: from where the student would get to, or down the student's own loss."""
     transforms: Literal["fitted", "random"] = "fitted"

@@ -139,7 +139,7 @@ def assemble(experiment: Experiment, source: Source | None = None, method: Any =
 
 
 def _refuse_unlabelled(method: Any, experiment: Experiment) -> None:
-    """Refuses public rows of another data set to methods that learn their labels; WIRE takes the teacher's choice."""
+    """Refuses public rows of another data set to methods that learn their labels; WIRE takes the teacher's answers."""
     facts, other = facts_of(method), experiment.data.public_from.name
     if not other or facts is None or facts.public != "labels" or isinstance(getattr(method, "wire", None), Wire):
         return
