@@ -1,12 +1,10 @@
 import pytest
 import torch
-from tiny_runs import Listener, StopsAfter, cohorts, kept, tiny
+from tiny_runs import Listener, StopsAfter, cohorts, tiny
 
-from potluck.core import SERVER, Client, InputError, SettingsError
-from potluck.ledger import CheckpointError, MissingRun, read_run
-from potluck.models import load
-from potluck.run import Interrupted, assemble, compare, export, run
-from potluck.run.session import state_of
+from potluck.core import SettingsError
+from potluck.ledger import read_run
+from potluck.run import Interrupted, assemble, compare, run
 
 METHODS = [{"name": "fedavg", "share": "layerwise"}, {"name": "alllarge"}, {"name": "local"}]
 
@@ -100,88 +98,6 @@ def test_a_seed_that_cannot_be_is_refused_before_the_first_one_runs(tmp_path):
     with pytest.raises(SettingsError, match=r"seed = -1 is below 0\."):
         compare(tiny(), tmp_path / "out", METHODS, [0, -1], lambda label, seed: Listener())
     assert not (tmp_path / "out").exists()
-
-
-def scores_of(net, setup):
-    with torch.no_grad():
-        return net.eval()(setup.world.shelf.shard(SERVER).test.all()["x"])
-
-
-@pytest.mark.parametrize("tier", ["small", "large", None])
-def test_an_exported_model_computes_what_the_served_one_does(tier, compared, tmp_path):
-    _, results = compared
-    export(results[0].folder, tmp_path / "model", tier=tier)
-    setup = assemble(tiny(method=METHODS[0]))
-    state = state_of(setup, kept(results[0].folder)[1]["state"])
-    chosen = next(each for each in setup.world.zoo.tiers if each.name == (tier or "large"))
-    served = setup.world.method.serve(state, Client(SERVER, chosen), setup.world.zoo)
-    net = load(tmp_path / "model")
-    assert torch.equal(scores_of(net, setup), scores_of(setup.world.zoo.build(served), setup))
-    assert len(net.body) == (1 if tier == "small" else 2)
-    right = scores_of(net, setup).argmax(1) == setup.world.shelf.shard(SERVER).test.all()["y"]
-    wanted = results[0].scores["tiers"][tier or "large"]["test"]["accuracy"]
-    assert right.double().mean().item() == pytest.approx(wanted)
-
-
-def test_a_clients_own_model_is_exported_from_its_memory(compared, tmp_path):
-    _, results = compared
-    alone = results[2]
-    trained = sorted({client for asked in cohorts(alone.folder).values() for client in asked})
-    model = export(alone.folder, tmp_path / "model", client=trained[0])
-    setup = assemble(tiny(method={"name": "local"}))
-    assert model.spec == setup.crew.client(setup.crew.index(trained[0]), 0).tier.spec
-    net = load(tmp_path / "model")
-    test = setup.world.shelf.shard(trained[0]).test.all()
-    with torch.no_grad():
-        own = (net(test["x"]).argmax(1) == test["y"]).double().mean().item()
-    every = run(tiny(method={"name": "local"}, score={"clients": 8}), tmp_path / "run").scores["clients"]["values"]
-    assert any(value == pytest.approx(own) for value in every)
-
-
-def test_a_client_of_a_method_with_a_server_model_uses_its_tiers(compared, tmp_path):
-    _, results = compared
-    assert export(results[0].folder, tmp_path / "a", client="c0").spec.depth == 1
-    assert export(results[0].folder, tmp_path / "b", client="c7").spec.depth == 2
-
-
-def test_what_cannot_be_exported_is_refused(compared, tmp_path):
-    _, (averaged, _, alone, *_) = compared
-    to = tmp_path / "model"
-    with pytest.raises(SettingsError, match=r"--tier phone: this run has the tiers small, large\."):
-        export(averaged.folder, to, tier="phone")
-    with pytest.raises(SettingsError, match=r"--client c8: 'c8' is no client of this fleet; they are c0 to c7\."):
-        export(averaged.folder, to, client="c8")
-    with pytest.raises(InputError, match="Local has no model for tier 'large' on the server; try --client c0"):
-        export(alone.folder, to)
-    idle = {f"c{i}" for i in range(8)} - {client for asked in cohorts(alone.folder).values() for client in asked}
-    with pytest.raises(InputError, match=r"has no model of its own in this run; it never trained\."):
-        export(alone.folder, to, client=min(idle))
-    with pytest.raises(MissingRun, match="is not a run folder"):
-        export(tmp_path, to)
-    assert not to.exists()
-
-
-def test_a_run_without_a_checkpoint_cannot_be_exported_yet(tmp_path):
-    found = run(tiny(rounds=0), tmp_path / "run")
-    for path in (found.folder / "checkpoints").iterdir():
-        path.unlink()
-    with pytest.raises(CheckpointError, match="holds no checkpoint yet; let it finish a round first"):
-        export(found.folder, tmp_path / "model")
-
-
-def test_a_static_norm_is_exported_with_the_statistics_that_clients_gather(tmp_path):
-    settings = tiny(
-        method={"name": "fedrolex"},
-        model={"name": "mlp", "hidden": 8, "norm": "static"},
-        tier=[{"name": "small", "width": 0.5}, {"name": "large", "width": 1.0}],
-    )
-    result = run(settings, tmp_path / "run")
-    model = export(result.folder, tmp_path / "model", tier="small")
-    assert model.spec.options["norm"] == "counted"
-    assert model.arrays["stem.norm.running_mean"].shape == (4,)
-    net = load(tmp_path / "model")
-    one, many = torch.rand(1, 1, 8, 8), torch.rand(3, 1, 8, 8)
-    assert torch.allclose(net(one), net(torch.cat([one, many]))[:1], atol=1e-5)
 
 
 def test_every_method_runs_under_every_variant(tmp_path):

@@ -151,12 +151,15 @@ def export(
     to: Annotated[Path, typer.Option(help="Where the model goes.")],
     tier: Annotated[str | None, typer.Option(help="Whose model; by default the largest tier's.")] = None,
     client: Annotated[str | None, typer.Option(help="A client's own model, where models live on clients.")] = None,
+    server: Annotated[
+        bool, typer.Option("--server", help="The server's own model, which may be larger than any tier's.")
+    ] = False,
 ) -> None:
     """Write a tier's model as safetensors, with what is needed to load it as a plain nn.Module."""
     from potluck.cli import display
     from potluck.run import export as write
 
-    write(folder, to, tier, client)
+    write(folder, to, tier, client, server)
     display.say(f"wrote {to}/model.safetensors and {to}/model.json")
     display.say(f'load it with: from potluck.models import load; net = load("{to}")')
 

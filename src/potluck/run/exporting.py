@@ -13,8 +13,12 @@ from potluck.run.assemble import Setup, assemble
 from potluck.run.session import settings_of, state_of
 
 
-def export(folder: Path | str, to: Path | str, tier: str | None = None, client: str | None = None) -> Model:
-    """Writes what a tier (or one client) would use today as ``model.safetensors`` and ``model.json``."""
+def export(
+    folder: Path | str, to: Path | str, tier: str | None = None, client: str | None = None, server: bool = False
+) -> Model:
+    """Writes what a tier, one client or the server would use today as ``model.safetensors`` and ``model.json``."""
+    if sum([tier is not None, client is not None, server]) > 1:
+        raise SettingsError("--tier, --client and --server: name one of them.")
     with RunFolder.open(Path(folder)) as opened:
         found = opened.checkpoints.latest(lambda text: None)
         if found is None:
@@ -22,7 +26,10 @@ def export(folder: Path | str, to: Path | str, tier: str | None = None, client: 
         setup = assemble(settings_of(opened))
         state = _ready(setup, state_of(setup, unpack(found[1])["state"]), found[0] - 1)
         kept = opened.memories.read(client) if client else None
-    model = _of_client(setup, state, client, kept) if client else _of_tier(setup, state, tier)
+    if server:
+        model = _of_server(setup, state)
+    else:
+        model = _of_client(setup, state, client, kept) if client else _of_tier(setup, state, tier)
     save(Path(to), model)
     return model
 
@@ -37,6 +44,19 @@ def _ready(setup: Setup, state: Any, index: int) -> Any:
     return ready
 
 
+def _of_server(setup: Setup, state: Any) -> Model:
+    model = _servers(setup, state)
+    if model is None:
+        raise InputError(f"{type(setup.world.method).__name__} has no model of the server's own; try --client c0.")
+    return model
+
+
+def _servers(setup: Setup, state: Any) -> Model | None:
+    """The model that is scored as the global one, if there is one and it is whole."""
+    model: Model | None = setup.world.method.serve(state, setup.server, setup.world.zoo)
+    return None if model is None or _parted(model, setup) else model
+
+
 def _of_tier(setup: Setup, state: Any, name: str | None) -> Model:
     tiers = {tier.name: tier for tier in setup.world.zoo.tiers}
     if name is not None and name not in tiers:
@@ -45,9 +65,8 @@ def _of_tier(setup: Setup, state: Any, name: str | None) -> Model:
     model: Model | None = setup.world.method.serve(state, Client(f"any {chosen.name}", chosen), setup.world.zoo)
     if model is None or _parted(model, setup):
         kind = type(setup.world.method).__name__
-        raise InputError(
-            f"{kind} has no model for tier '{chosen.name}' on the server; try --client c0, or another tier."
-        )
+        other = "--client c0, or another tier" if _servers(setup, state) is None else "--client c0, or --server"
+        raise InputError(f"{kind} has no model for tier '{chosen.name}' on the server; try {other}.")
     return model
 
 

@@ -1,0 +1,124 @@
+"""A trained model taken out of a run: a tier's, a client's, the server's."""
+
+import pytest
+import torch
+from tiny_runs import cohorts, kept, tiny
+
+from potluck.core import SERVER, Client, InputError, SettingsError
+from potluck.ledger import CheckpointError, MissingRun
+from potluck.models import load
+from potluck.run import assemble, export, run
+from potluck.run.session import state_of
+
+AVERAGED = {"name": "fedavg", "share": "layerwise"}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run whose models the server has, and one whose models live on the clients."""
+    out = tmp_path_factory.mktemp("trained")
+    return run(tiny(method=AVERAGED), out / "averaged"), run(tiny(method={"name": "local"}), out / "alone")
+
+
+def scores_of(net, setup):
+    with torch.no_grad():
+        return net.eval()(setup.world.shelf.shard(SERVER).test.all()["x"])
+
+
+@pytest.mark.parametrize("tier", ["small", "large", None])
+def test_an_exported_model_computes_what_the_served_one_does(tier, trained, tmp_path):
+    averaged, _ = trained
+    export(averaged.folder, tmp_path / "model", tier=tier)
+    setup = assemble(tiny(method=AVERAGED))
+    state = state_of(setup, kept(averaged.folder)[1]["state"])
+    chosen = next(each for each in setup.world.zoo.tiers if each.name == (tier or "large"))
+    served = setup.world.method.serve(state, Client(SERVER, chosen), setup.world.zoo)
+    net = load(tmp_path / "model")
+    assert torch.equal(scores_of(net, setup), scores_of(setup.world.zoo.build(served), setup))
+    assert len(net.body) == (1 if tier == "small" else 2)
+    right = scores_of(net, setup).argmax(1) == setup.world.shelf.shard(SERVER).test.all()["y"]
+    wanted = averaged.scores["tiers"][tier or "large"]["test"]["accuracy"]
+    assert right.double().mean().item() == pytest.approx(wanted)
+
+
+def test_a_clients_own_model_is_exported_from_its_memory(trained, tmp_path):
+    _, alone = trained
+    came = sorted({client for asked in cohorts(alone.folder).values() for client in asked})
+    model = export(alone.folder, tmp_path / "model", client=came[0])
+    setup = assemble(tiny(method={"name": "local"}))
+    assert model.spec == setup.crew.client(setup.crew.index(came[0]), 0).tier.spec
+    net = load(tmp_path / "model")
+    test = setup.world.shelf.shard(came[0]).test.all()
+    with torch.no_grad():
+        own = (net(test["x"]).argmax(1) == test["y"]).double().mean().item()
+    every = run(tiny(method={"name": "local"}, score={"clients": 8}), tmp_path / "run").scores["clients"]["values"]
+    assert any(value == pytest.approx(own) for value in every)
+
+
+def test_a_client_of_a_method_with_a_server_model_uses_its_tiers(trained, tmp_path):
+    averaged, _ = trained
+    assert export(averaged.folder, tmp_path / "a", client="c0").spec.depth == 1
+    assert export(averaged.folder, tmp_path / "b", client="c7").spec.depth == 2
+
+
+def test_what_cannot_be_exported_is_refused(trained, tmp_path):
+    averaged, alone = trained
+    to = tmp_path / "model"
+    with pytest.raises(SettingsError, match=r"--tier phone: this run has the tiers small, large\."):
+        export(averaged.folder, to, tier="phone")
+    with pytest.raises(SettingsError, match=r"--client c8: 'c8' is no client of this fleet; they are c0 to c7\."):
+        export(averaged.folder, to, client="c8")
+    with pytest.raises(InputError, match="Local has no model for tier 'large' on the server; try --client c0"):
+        export(alone.folder, to)
+    idle = {f"c{i}" for i in range(8)} - {client for asked in cohorts(alone.folder).values() for client in asked}
+    with pytest.raises(InputError, match=r"has no model of its own in this run; it never trained\."):
+        export(alone.folder, to, client=min(idle))
+    with pytest.raises(InputError, match=r"Local has no model of the server's own; try --client c0\."):
+        export(alone.folder, to, server=True)
+    for two in ({"tier": "small", "client": "c0"}, {"tier": "small", "server": True}, {"client": "c0", "server": True}):
+        with pytest.raises(SettingsError, match=r"^--tier, --client and --server: name one of them\.$"):
+            export(averaged.folder, to, **two)
+    with pytest.raises(MissingRun, match="is not a run folder"):
+        export(tmp_path, to)
+    assert not to.exists()
+
+
+def test_a_run_without_a_checkpoint_cannot_be_exported_yet(tmp_path):
+    found = run(tiny(rounds=0), tmp_path / "run")
+    for path in (found.folder / "checkpoints").iterdir():
+        path.unlink()
+    with pytest.raises(CheckpointError, match="holds no checkpoint yet; let it finish a round first"):
+        export(found.folder, tmp_path / "model")
+
+
+def test_a_static_norm_is_exported_with_the_statistics_that_clients_gather(tmp_path):
+    settings = tiny(
+        method={"name": "fedrolex"},
+        model={"name": "mlp", "hidden": 8, "norm": "static"},
+        tier=[{"name": "small", "width": 0.5}, {"name": "large", "width": 1.0}],
+    )
+    result = run(settings, tmp_path / "run")
+    model = export(result.folder, tmp_path / "model", tier="small")
+    assert model.spec.options["norm"] == "counted"
+    assert model.arrays["stem.norm.running_mean"].shape == (4,)
+    net = load(tmp_path / "model")
+    one, many = torch.rand(1, 1, 8, 8), torch.rand(3, 1, 8, 8)
+    assert torch.allclose(net(one), net(torch.cat([one, many]))[:1], atol=1e-5)
+
+
+def test_a_servers_model_that_no_tier_can_carry_is_exported_whole(tmp_path):
+    narrow = [{"name": "small", "width": 0.25}, {"name": "large", "width": 0.5}]
+    found = run(tiny(method={"name": "fedrolex"}, tier=narrow), tmp_path / "run")
+    tier, own = (export(found.folder, tmp_path / name, server=name == "own") for name in ("tier", "own"))
+    assert (len(tier.arrays["head.bias"]), tier.arrays["head.weight"].shape[1]) == (10, 4)
+    assert own.arrays["head.weight"].shape[1] == 8
+    setup = assemble(tiny(method={"name": "fedrolex"}, tier=narrow))
+    right = scores_of(load(tmp_path / "own"), setup).argmax(1) == setup.world.shelf.shard(SERVER).test.all()["y"]
+    assert right.double().mean().item() == pytest.approx(found.scores["global"]["test"]["accuracy"])
+
+
+def test_where_models_live_on_clients_the_servers_own_is_offered(tmp_path):
+    found = run(tiny(method={"name": "dsfl"}, data={"public": 20}, rounds=1), tmp_path / "run")
+    with pytest.raises(InputError, match=r"no model for tier 'large' on the server; try --client c0, or --server\."):
+        export(found.folder, tmp_path / "model")
+    assert export(found.folder, tmp_path / "model", server=True).spec.depth == 2
