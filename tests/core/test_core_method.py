@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from potluck.core import Reply, Task, answer, on_client, settings
+from potluck.core import Reply, Task, answer, name_of, on_client, settings
 from potluck.methods import METHODS
 
 
@@ -72,3 +72,13 @@ def test_a_method_answers_to_train_and_score_and_to_nothing_of_the_servers(name)
 
 def test_settings_are_plain_values():
     assert settings(Greeter("hi")) == {"word": "hi", "verbs": ["greet"]}
+
+
+def test_a_method_is_called_what_its_own_class_says_and_otherwise_as_the_class():
+    class Cased:
+        called = "Ca-SED"
+
+    class Heir(Cased):
+        pass
+
+    assert [name_of(Cased()), name_of(Heir())] == ["Ca-SED", "Heir"]

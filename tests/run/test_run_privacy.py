@@ -161,7 +161,7 @@ def test_a_promise_for_a_run_is_not_stretched_by_resuming(tmp_path):
 def test_methods_that_upload_more_than_models_are_refused_before_round_0(name):
     method = {"name": name} | ({"label_mask": False} if hasattr(METHODS[name], "label_mask") else {})
     tiers = WIDE if name in ("tailorfl", "fedmask") else [{"name": "all"}]
-    with pytest.raises(SettingsError, match=r"^\[privacy\] puts noise on updates of models; \w+'s clients also upload"):
+    with pytest.raises(SettingsError, match=r"^\[privacy\] puts noise on updates of models; [\w-]+'s clients also"):
         assemble(tiny(privacy=NOISY, data=PUBLIC, method=method, tier=tiers))
 
 

@@ -7,7 +7,7 @@ from potluck.core.examples import NOTHING, Batch, Examples, Prepare, Vary
 from potluck.core.facts import Facts, facts_of
 from potluck.core.local import Local
 from potluck.core.message import MessageError, apart, joined, pack, settled, unpack
-from potluck.core.method import Expected, Method, Shapes, answer, on_client, settings
+from potluck.core.method import Expected, Method, Shapes, answer, name_of, on_client, settings
 from potluck.core.model import Arrays, Depth, Flat, Layout, Model, Spec, digest, size
 from potluck.core.plain import EMPTY, Bag, Plain, frozen, thawed
 from potluck.core.round import (
@@ -34,5 +34,5 @@ __all__ = [
     "Layout", "Local", "Loss", "Mean", "Memory", "MessageError", "Method", "Model", "Plain", "Prepare", "Problem",
     "QuorumError", "Reply", "ResourceError", "Round", "Send", "SettingsError", "Shapes", "Skip", "Spec", "Task", "Tier",
     "Trouble", "Vary", "Weight", "Work", "Zoo", "answer", "apart", "dice", "digest", "entropy", "facts_of", "frozen",
-    "joined", "on_client", "pack", "payload", "settings", "settled", "size", "stream", "thawed", "unpack",
+    "joined", "name_of", "on_client", "pack", "payload", "settings", "settled", "size", "stream", "thawed", "unpack",
 ]  # fmt: skip

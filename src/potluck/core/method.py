@@ -41,6 +41,12 @@ class Method(Protocol[S]):
     def check(self, zoo: Zoo) -> None: ...
 
 
+def name_of(method: object) -> str:
+    """What people call a method: the `called` of its class where that has one, as for names that no class can have."""
+    kind = type(method)
+    return str(vars(kind).get("called", kind.__name__))
+
+
 def on_client(verb: F) -> F:
     """Marks a method's function as one that a client may be asked to run."""
     verb.on_client = True  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ optimiser that clients train with.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from potluck.methods.frames.exchange import ServerTaught, refuse_below, spoken_o
 class DSFL(ServerTaught):
     """Learn from sharpened mean answers."""
 
+    called: ClassVar[str] = "DS-FL"
     aggregate: Literal["era", "sa"] = "era"
     """How answers are averaged: with less entropy, or simply."""
     temperature: float = 0.1

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -24,6 +24,7 @@ from potluck.parts import Choose, Part, index, place
 class FedDropout(Width):
     """Narrow clients train random units of every layer."""
 
+    called: ClassVar[str] = "Federated Dropout"
     shared_per_round: bool = False
     """All clients of a round draw alike; a smaller set is then the beginning of a larger one."""
     coupling: Literal["group", "none"] = "group"

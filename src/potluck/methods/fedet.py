@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -48,6 +48,7 @@ class Transferred(Averaged):
 class FedET(Ensemble):
     """A weighted consensus of small models, with room for doubt, taught to a large one."""
 
+    called: ClassVar[str] = "Fed-ET"
     teach: Transfer = Transfer()
     doubt: float = 0.05  # lambda in the paper
     """How much those count that disagree with the consensus."""

@@ -24,6 +24,7 @@ from potluck.core import (
     Tier,
     Zoo,
     facts_of,
+    name_of,
     stream,
 )
 from potluck.data import Federation, Source, load, load_public
@@ -144,7 +145,7 @@ def _refuse_unlabelled(method: Any, experiment: Experiment) -> None:
     if not other or facts is None or facts.public != "labels" or isinstance(getattr(method, "wire", None), Wire):
         return
     raise SettingsError(
-        f"{type(method).__name__} learns labels of public rows, and those of data.public_from are of other classes; "
+        f"{name_of(method)} learns labels of public rows, and those of data.public_from are of other classes; "
         "leave it out, or choose a method that needs no labels (`potluck list methods`)."
     )
 

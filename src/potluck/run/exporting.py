@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from potluck.core import Client, InputError, Model, SettingsError, unpack
+from potluck.core import Client, InputError, Model, SettingsError, name_of, unpack
 from potluck.engines import Desk, Serial
 from potluck.ledger import CheckpointError, RunFolder
 from potluck.models import save
@@ -47,7 +47,7 @@ def _ready(setup: Setup, state: Any, index: int) -> Any:
 def _of_server(setup: Setup, state: Any) -> Model:
     model = _servers(setup, state)
     if model is None:
-        raise InputError(f"{type(setup.world.method).__name__} has no model of the server's own; try --client c0.")
+        raise InputError(f"{name_of(setup.world.method)} has no model of the server's own; try --client c0.")
     return model
 
 
@@ -64,7 +64,7 @@ def _of_tier(setup: Setup, state: Any, name: str | None) -> Model:
     chosen = tiers[name] if name else setup.world.zoo.tiers[-1]
     model: Model | None = setup.world.method.serve(state, Client(f"any {chosen.name}", chosen), setup.world.zoo)
     if model is None or _parted(model, setup):
-        kind = type(setup.world.method).__name__
+        kind = name_of(setup.world.method)
         other = "--client c0, or another tier" if _servers(setup, state) is None else "--client c0, or --server"
         raise InputError(f"{kind} has no model for tier '{chosen.name}' on the server; try {other}.")
     return model

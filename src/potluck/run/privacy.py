@@ -31,6 +31,7 @@ from potluck.core import (
     Trouble,
     Weight,
     Zoo,
+    name_of,
     stream,
 )
 from potluck.engines import Entry
@@ -177,7 +178,7 @@ class Rehearsal:
         unknown = [key for key in expected.models if key not in task.models or task.models[key].arrays is None]
         if beside or unknown:
             raise SettingsError(
-                f"[privacy] puts noise on updates of models; {type(self.method).__name__}'s clients also upload "
+                f"[privacy] puts noise on updates of models; {name_of(self.method)}'s clients also upload "
                 f"'{(beside or unknown)[0]}' (in '{task.verb}'), which would leave as it is. Take a method that "
                 "uploads models alone, such as fedavg."
             )

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from potluck.core import SettingsError, Trouble, facts_of, settings, stream
+from potluck.core import SettingsError, Trouble, facts_of, name_of, settings, stream
 from potluck.data import Source
 from potluck.ledger import RunFolder
 from potluck.run import door, privacy, toml
@@ -235,7 +235,7 @@ def label(method: Any) -> str:
         for field in dataclasses.fields(method)
         if field.name != "local" and getattr(method, field.name) != field.default
     ]
-    return type(method).__name__ + (f" ({', '.join(told)})" if told else "")
+    return name_of(method) + (f" ({', '.join(told)})" if told else "")
 
 
 def _brief(value: Any) -> str:

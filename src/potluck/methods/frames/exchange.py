@@ -26,6 +26,7 @@ from potluck.core import (
     Shapes,
     Task,
     Zoo,
+    name_of,
 )
 from potluck.learn import told
 from potluck.methods.frames.averaging import classes
@@ -137,7 +138,7 @@ def need_public(method: Any, zoo: Zoo) -> None:
     """Refuses a federation without a public set."""
     if not zoo.public:
         raise SettingsError(
-            f"{type(method).__name__} learns from what networks say about public rows, and there are none; "
+            f"{name_of(method)} learns from what networks say about public rows, and there are none; "
             "set data.public to some, such as 100."
         )
 

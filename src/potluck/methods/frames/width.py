@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
-from potluck.core import Client, Facts, Reply, Round, SettingsError, Spec, Weight, Zoo
+from potluck.core import Client, Facts, Reply, Round, SettingsError, Spec, Weight, Zoo, name_of
 from potluck.methods.frames.averaging import Averaging
 from potluck.parts import WHOLE, Choose, Part, part
 
@@ -80,7 +80,7 @@ class Width(Averaging):
             base = zoo.shallow(zoo.full, tier.depth) if tier.spec.family == zoo.full.family else tier.spec
             if tier.spec.family != zoo.full.family or tier.spec.sizes.keys() != base.sizes.keys():
                 raise SettingsError(
-                    f"{type(self).__name__} cuts every tier's network out of [model]; tier '{tier.name}' has a model "
+                    f"{name_of(self)} cuts every tier's network out of [model]; tier '{tier.name}' has a model "
                     "of its own. Give it a width instead."
                 )
 
