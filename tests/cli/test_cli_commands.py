@@ -87,6 +87,7 @@ def test_a_run_and_a_resumed_run_print_a_table_and_the_next_step(potluck):
     code, out, err = potluck("resume", "run", "--rounds", "3", "--engine", "wire")
     assert code == 0
     assert "tiny: resumed at round 2" in err
+    assert "tiny: round 3/3  accuracy " in err
     assert saved("run") == 3
     code, out, _ = potluck("resume", "run", "--format", "json")
     assert json.loads(out)["rounds"] == 3

@@ -148,6 +148,11 @@ def test_a_method_that_would_run_nowhere_is_refused_and_so_is_a_variant_that_is_
     assert not list(tmp_path.iterdir())
 
 
+def test_the_manifest_calls_a_method_as_its_paper_does(tmp_path):
+    found = run(tiny(rounds=0, method={"name": "dsfl", "aggregate": "sa"}, data={"public": 9}), tmp_path / "run")
+    assert read_run(found.folder).manifest["label"] == "DS-FL (aggregate=sa)"
+
+
 def test_the_manifest_holds_what_the_method_declares(compared):
     _, results = compared
     facts = [read_run(result.folder).manifest["facts"] for result in results[:3]]

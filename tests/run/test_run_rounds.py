@@ -3,7 +3,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from tiny_runs import Listener, Moody, cohorts, events, kept, scores, tiny
+from tiny_runs import Liar, Listener, Moody, cohorts, events, kept, scores, tiny
 from torch.nn import functional
 
 from potluck.core import QuorumError, digest
@@ -279,3 +279,12 @@ def test_training_that_cannot_be_recorded_is_said_to_be_once_and_is_done_all_the
     assert [text.startswith(said) for text in listener.warnings] == [True]
     assert [event["text"] for event in events(tmp_path / "graphs", "warning")] == listener.warnings
     assert made.weights_sha256 == alone.weights_sha256
+
+
+def test_a_client_that_is_refused_is_not_taken_for_the_server(tmp_path):
+    heard, liar = Listener(), Liar(local=tiny().local)
+    found = run(tiny(cohort=8), tmp_path / "run", method=liar, watch=heard)
+    assert [event["client"] for event in events(found.folder, "task") if event["outcome"] == "quarantined"] == [
+        "c3"
+    ] * 3
+    assert heard.warnings == []
