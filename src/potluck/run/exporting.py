@@ -44,17 +44,17 @@ def _ready(setup: Setup, state: Any, index: int) -> Any:
     return ready
 
 
+def _whole(setup: Setup, state: Any, who: Client) -> Model | None:
+    """What one would use today, if the server has all of it."""
+    model: Model | None = setup.world.method.serve(state, who, setup.world.zoo)
+    return None if model is None or _parted(model, setup) else model
+
+
 def _of_server(setup: Setup, state: Any) -> Model:
-    model = _servers(setup, state)
+    model = _whole(setup, state, setup.server)
     if model is None:
         raise InputError(f"{name_of(setup.world.method)} has no model of the server's own; try --client c0.")
     return model
-
-
-def _servers(setup: Setup, state: Any) -> Model | None:
-    """The model that is scored as the global one, if there is one and it is whole."""
-    model: Model | None = setup.world.method.serve(state, setup.server, setup.world.zoo)
-    return None if model is None or _parted(model, setup) else model
 
 
 def _of_tier(setup: Setup, state: Any, name: str | None) -> Model:
@@ -62,11 +62,11 @@ def _of_tier(setup: Setup, state: Any, name: str | None) -> Model:
     if name is not None and name not in tiers:
         raise SettingsError(f"--tier {name}: this run has the tiers {', '.join(tiers)}.")
     chosen = tiers[name] if name else setup.world.zoo.tiers[-1]
-    model: Model | None = setup.world.method.serve(state, Client(f"any {chosen.name}", chosen), setup.world.zoo)
-    if model is None or _parted(model, setup):
-        kind = name_of(setup.world.method)
-        other = "--client c0, or another tier" if _servers(setup, state) is None else "--client c0, or --server"
-        raise InputError(f"{kind} has no model for tier '{chosen.name}' on the server; try {other}.")
+    model = _whole(setup, state, Client(f"any {chosen.name}", chosen))
+    if model is None:
+        kind, else_server = name_of(setup.world.method), _whole(setup, state, setup.server) is not None
+        other = "--server" if else_server else "another tier"
+        raise InputError(f"{kind} has no model for tier '{chosen.name}' on the server; try --client c0, or {other}.")
     return model
 
 

@@ -92,8 +92,7 @@ def resume(
 
     with RunFolder.open(path) as opened:
         began = settings_of(opened)
-        last_asked = opened.manifest().get("rounds", began.rounds)
-        experiment = _changed(began, last_asked if rounds is None else rounds, engine)
+        experiment = _changed(began, opened.manifest()["rounds"] if rounds is None else rounds, engine)
         privacy.refuse_other_length(began, experiment, path)
         setup = assemble(experiment, source, method)
         if mark(setup) != opened.mark:
