@@ -209,7 +209,7 @@ def test_a_model_is_exported_and_the_way_to_load_it_is_told(potluck, copied, pla
         (("run", "tiny.toml", "--engine", "warp"), "Invalid value for '--engine': 'warp' is not one of"),
         (("run", "tiny.toml", "extra"), "Got unexpected extra argument"),
         (("run", "--nope"), "No such option: --nope. Try `potluck --help`."),
-        (("runn",), "No such command 'runn'"),
+        (("runn",), "No such command 'runn'. Did you mean 'run'? Try `potluck --help`."),
         (("resume",), "Missing argument 'folder'"),
         (("resume", "run", "--rounds", "-1"), "Invalid value for '--rounds'"),
         (("list", "cats"), "Invalid value for 'what': 'cats' is not one of 'methods'"),
@@ -223,6 +223,7 @@ def test_a_model_is_exported_and_the_way_to_load_it_is_told(potluck, copied, pla
         (("compare", "tiny.toml", "--methods", "local", "--seeds", "-1"), "seed = -1 is below 0"),
         (("export", "run", "--tier", "phone", "--to", "x"), "--tier phone: this run has the tiers small, large."),
         (("export", "run", "--client", "c99", "--to", "x"), "--client c99: 'c99' is no client of this fleet"),
+        (("export", "run", "--client", "c0", "--server", "--to", "x"), "--tier, --client and --server: name one"),
     ],
 )  # fmt: skip
 def test_a_wrong_setting_ends_with_2_and_one_line(arguments, said, refused, copied, place):

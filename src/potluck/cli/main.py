@@ -53,7 +53,8 @@ def _called(given: list[str]) -> int:
     except mistake as fault:
         said = getattr(fault, "format_message", fault.__str__)()
         text = " ".join(str(said).replace("Value error, ", "").split()).rstrip(".")
-        print(f"potluck: {text}. Try `potluck --help`.", file=sys.stderr)
+        end = "" if text.endswith("?") else "."
+        print(f"potluck: {text}{end} Try `potluck --help`.", file=sys.stderr)
         return int(getattr(fault, "exit_code", 2))
 
 
