@@ -80,6 +80,15 @@ def test_bottleneck_resnets_have_the_parameters_one_counts_by_hand():
     assert [round(count / 1e6, 2) for count in counts] == [23.52, 42.51, 58.16]
 
 
+def test_convolutions_of_a_preresnet_with_batch_norm_start_as_torch_starts_them():
+    # Uniform within 1 / sqrt(fan in): a variance of 1 / (3 fan in), a sixth of He's, which networks without norms want.
+    for norm, factor in (("static", 1 / 3), ("none", 2.0)):
+        net = born(make_spec("preresnet18", input=(3, 32, 32), classes=10, norm=norm))
+        for layer in (net.stem, net.body[0][0].first, net.body[3][1].first):
+            fan_in = layer.weight[0].numel()
+            assert layer.weight.var().item() * fan_in == pytest.approx(factor, rel=0.1)
+
+
 def test_preresnet18_has_the_parameters_one_counts_by_hand():
     # Against resnet18 (11,173,962): the norms of the stem (128) and of the three shortcuts (2 x 896) are gone, each
     # stage's first norm is as wide as the stage before (2 x 448 fewer), and there is a last norm (1024).

@@ -1,7 +1,8 @@
 """Pre-activated ResNet (He et al., ECCV 2016), in the form in which HeteroFL and FedRolex use it.
 
 Norms are static by default, and the scaler stands in front of each norm. Where a block changes the shape, its 1x1
-shortcut reads the pre-activated tensor; where it does not, the raw one passes by.
+shortcut reads the pre-activated tensor; where it does not, the raw one passes by. With batch norm, convolutions start
+as torch starts them, as in the released code of both papers; without, those in front of a ReLU start as He's (2015) do.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from potluck.models.family import Base, Family
 from potluck.models.layers import Conv, Linear, Net, Pooled, activation, wake
 from potluck.models.options import SCALER, Options, norms
 from potluck.models.resnet import WIDTH, stride_of
+
+BATCH_NORMS = ("static", "running", "counted")
 
 
 class PreBlock(nn.Module):
@@ -26,7 +29,8 @@ class PreBlock(nn.Module):
         self.between = activation(inner, options)
         self.second = Conv(inner, after, 3, bias=bare)
         self.shortcut = None if before.group == after.group else Conv(before, after, 1, stride, bias=bare)
-        wake(self.first)
+        if options["norm"] not in BATCH_NORMS:
+            wake(self.first)
 
     def forward(self, x: Tensor) -> Tensor:
         ready = self.enter(x)
@@ -62,7 +66,8 @@ class PreResNet(Family):
         streams = [Axis(f"stage{stage}", spec.sizes[f"stage{stage}"]) for stage in range(len(spec.depth))]
         stages = [_stage(spec, stage, streams[max(stage - 1, 0)], after) for stage, after in enumerate(streams)]
         stem = Conv(options["input"][0], streams[0], 3, bias=options["norm"] == "none")
-        wake(stem)
+        if options["norm"] not in BATCH_NORMS:
+            wake(stem)
         body = Pooled(*stages, last=activation(streams[-1], options))
         return Net(stem, body, Linear(streams[-1], options["classes"]))
 
