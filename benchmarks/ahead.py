@@ -20,7 +20,7 @@ import torch
 import potluck.learn.transfer as module
 from potluck.core import Examples, Model, Spec, stream
 from potluck.learn import Meta, Transfer, Wire
-from potluck.models import Menagerie, make_spec
+from potluck.models import ModelZoo, make_spec
 
 SHAPE: dict[str, Any] = {"input": (3, 32, 32), "classes": 10}
 STEPS = 4
@@ -29,16 +29,16 @@ STEPS = 4
 @contextmanager
 def torchs_own() -> Iterator[None]:
     """While this lasts, layers are differentiated twice as torch does it."""
-    ours = module.Twice
-    module.Twice = nullcontext  # type: ignore[assignment,misc]
+    ours = module.DoubleBackward
+    module.DoubleBackward = nullcontext  # type: ignore[assignment,misc]
     try:
         yield
     finally:
-        module.Twice = ours  # type: ignore[misc]
+        module.DoubleBackward = ours  # type: ignore[misc]
 
 
 def made(student: Spec, teacher: Spec, wire: Wire, hardware: torch.device, recorded: bool) -> Transfer:
-    zoo = Menagerie(teacher)
+    zoo = ModelZoo(teacher)
     nets = [zoo.build(Model(spec), stream(0)).to(hardware) for spec in (teacher, student)]
     bridge = wire.bridge(teacher, student, zoo)
     found = Transfer(*nets, bridge, Meta.of(Meta.newborn(bridge, stream(1)).rest(), hardware), wire, gather=True)

@@ -97,7 +97,7 @@ def federation(devices: int, types: int, folder: Path) -> Case:
     }
     setup = assemble(experiment(settings))
     run = RunFolder.create(folder, "", {}, "benchmark")
-    return Case(devices, types, Loop(setup, Serial(setup.world), run, Silent(), Interrupts()))
+    return Case(devices, types, Loop(setup, Serial(setup.context), run, Silent(), Interrupts()))
 
 
 def main() -> None:

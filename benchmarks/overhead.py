@@ -52,9 +52,9 @@ def setting(work: dict[str, Any], folder: Path) -> tuple[Loop, Callable[[], None
     }
     setup = assemble(experiment(settings), source)
     folder_ = RunFolder.create(folder, "", {}, "benchmark")
-    ours = Loop(setup, Serial(setup.world), folder_, Silent(), Interrupts())
-    net = setup.world.zoo.build(Model(setup.world.zoo.full), torch.Generator().manual_seed(0))
-    shards = [setup.world.shelf.shard(f"c{index}").train for index in range(work["clients"])]
+    ours = Loop(setup, Serial(setup.context), folder_, Silent(), Interrupts())
+    net = setup.context.zoo.build(Model(setup.context.zoo.full), torch.Generator().manual_seed(0))
+    shards = [setup.context.datasets.shard(f"c{index}").train for index in range(work["clients"])]
     data = [(shard.all()["x"], shard.all()["y"]) for shard in shards]
     return ours, lambda: bare(net, data, 0.05, work["batch"])
 

@@ -16,7 +16,7 @@ import time
 import torch
 
 from potluck.core import Arrays, Axis, Spec, stream
-from potluck.models import Menagerie, make_spec
+from potluck.models import ModelZoo, make_spec
 from potluck.parts import OverlapMean, part
 
 WIDTHS = (1.0, 0.5, 0.25, 0.125, 0.0625) * 2
@@ -28,7 +28,7 @@ def window(spec: Spec, axis: Axis) -> list[int]:
     return [(unit + ROUND) % axis.size for unit in range(spec.sizes[axis.group])]
 
 
-def slices(whole: Arrays, zoo: Menagerie, specs: list[Spec]) -> Arrays:
+def slices(whole: Arrays, zoo: ModelZoo, specs: list[Spec]) -> Arrays:
     """Ours: parts as runs of slices, an overlap mean."""
     axes = zoo.axes(zoo.full)
     mean = OverlapMean(whole)
@@ -38,7 +38,7 @@ def slices(whole: Arrays, zoo: Menagerie, specs: list[Spec]) -> Arrays:
     return mean.value()
 
 
-def masks(whole: Arrays, zoo: Menagerie, specs: list[Spec]) -> Arrays:
+def masks(whole: Arrays, zoo: ModelZoo, specs: list[Spec]) -> Arrays:
     """The released codes' way: index tensors, meshgrid, count tensors, boolean masks."""
     axes = zoo.axes(zoo.full)
     held: list[dict[str, tuple[torch.Tensor, ...]]] = []
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     repeats = parser.parse_args().repeats
     torch.set_num_threads(1)
-    zoo = Menagerie(make_spec("resnet18", input=(3, 32, 32), classes=10, norm="static"))
+    zoo = ModelZoo(make_spec("resnet18", input=(3, 32, 32), classes=10, norm="static"))
     whole = zoo.fresh(zoo.full, stream(0, "benchmark")).arrays or {}
     specs = [zoo.narrow(zoo.full, width) for width in WIDTHS]
     ours, theirs = slices(whole, zoo, specs), masks(whole, zoo, specs)

@@ -39,7 +39,7 @@ def federation(clients: int, folder: Path) -> Loop:
         "run": {"engine": "serial", "checkpoint_every": 5},
     }
     setup = assemble(experiment(settings))
-    return Loop(setup, Serial(setup.world), RunFolder.create(folder, "", {}, "benchmark"), Silent(), Interrupts())
+    return Loop(setup, Serial(setup.context), RunFolder.create(folder, "", {}, "benchmark"), Silent(), Interrupts())
 
 
 def timed(loop: Loop) -> float:

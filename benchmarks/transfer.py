@@ -24,8 +24,8 @@ from torch import nn
 
 from potluck.core import Examples, Local, Model, Spec, stream
 from potluck.data import Data, load
-from potluck.learn import CrossEntropy, Meta, Transfer, Wire, fit, predicted
-from potluck.models import Menagerie, make_spec
+from potluck.learn import CrossEntropy, Meta, Transfer, Wire, fit, predict_logits
+from potluck.models import ModelZoo, make_spec
 
 WAYS: Mapping[str, Mapping[str, Any]] = {
     "labels": {"loss": "ce"},
@@ -71,7 +71,7 @@ def case(asked: argparse.Namespace, seed: int) -> Case:
         testing = Examples({n: c.to(hardware) for n, c in source.test.columns.items()}, None, source.test.prepare)
     shape: dict[str, Any] = {"input": source.shape, "classes": source.classes}
     spec = make_spec(asked.teacher, **shape)
-    net = Menagerie(spec).build(Model(spec), stream(seed, "teacher")).to(hardware)
+    net = ModelZoo(spec).build(Model(spec), stream(seed, "teacher")).to(hardware)
     how = Local(lr=asked.teacher_lr, momentum=0.9, epochs=asked.teacher_epochs, batch=50)
     fit(net, taught, how, how.lr, CrossEntropy(), rng=stream(seed, "teaching"))
     return Case((spec, net), shape, public, choosing, testing, hardware)
@@ -80,7 +80,7 @@ def case(asked: argparse.Namespace, seed: int) -> Case:
 def taught(found: Case, student: str, wire: Wire, seed: int) -> Result:
     """A newborn student after one transfer."""
     spec, teacher = found.teacher
-    own, zoo = make_spec(student, **found.shape), Menagerie(spec)
+    own, zoo = make_spec(student, **found.shape), ModelZoo(spec)
     net = zoo.build(Model(own), stream(seed, "student")).to(found.hardware)
     bridge = wire.bridge(spec, own, zoo)
     meta = Meta.of(Meta.newborn(bridge, stream(seed, "wire")).rest(), found.hardware)
@@ -91,7 +91,7 @@ def taught(found: Case, student: str, wire: Wire, seed: int) -> Result:
 
 def accuracy(net: nn.Module, examples: Examples) -> float:
     """In %."""
-    return 100 * float((predicted(net, examples).argmax(1) == examples.column("y")).float().mean())
+    return 100 * float((predict_logits(net, examples).argmax(1) == examples.column("y")).float().mean())
 
 
 def told(results: list[Result]) -> str:

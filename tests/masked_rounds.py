@@ -4,7 +4,7 @@ import torch
 from made_round import Play, data
 
 from potluck.core import Local, Tier, stream
-from potluck.models import Menagerie, make_spec, tier_spec
+from potluck.models import ModelZoo, make_spec, tier_spec
 
 TRAINING = Local(lr=0.2, epochs=3, batch=4)
 ON, OFF = True, False
@@ -20,7 +20,7 @@ def zoo(hidden=4, depth=1, family="mlp", **widths):
     shape = (2,) if family == "mlp" else (1, 4, 4)
     full = make_spec(family, input=shape, classes=2, depth=depth, norm="none", **more)
     tiers = [Tier(name, 1.0, width, None, tier_spec(full, width, None)) for name, width in widths.items()]
-    return Menagerie(full, tiers or [Tier("all", 1.0, None, None, full)])
+    return ModelZoo(full, tiers or [Tier("all", 1.0, None, None, full)])
 
 
 def learning(count, seed):

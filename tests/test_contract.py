@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from potluck.core import SERVER, Client, Examples, Model, Round, SettingsError, digest, settings, stream
-from potluck.engines import ENGINES, Desk, Graphs, Serial
+from potluck.engines import ENGINES, Dispatcher, Graphs, Serial
 from potluck.methods import METHODS
-from potluck.run import assemble, door, experiment, resume, run
+from potluck.run import assemble, config, experiment, resume, run
 
 
 @dataclass(frozen=True)
@@ -194,20 +194,20 @@ class Table:
 
     def __post_init__(self):
         self.setup = assemble(experiment(plain(self.case, **self.changes)))
-        self.method, self.zoo = self.setup.world.method, self.setup.world.zoo
-        self.crew = self.setup.crew
+        self.method, self.zoo = self.setup.context.method, self.setup.context.zoo
+        self.population = self.setup.population
         self.memories = {}
-        self.desk = Desk(Serial(self.setup.world), self.method, self.zoo, recall=self.memories.get)
+        self.dispatcher = Dispatcher(Serial(self.setup.context), self.method, self.zoo, recall=self.memories.get)
 
     def init(self):
         return self.method.init(self.zoo, stream(0, "init"))
 
     def round(self, state, index=0, order=lambda cohort: cohort, size=9):
         """A committed round of `size` clients in this order."""
-        self.session = self.desk.open(index)
+        self.session = self.dispatcher.open(index)
 
         def recruit(wanted):
-            return order(self.crew.cohort(index, size, wanted))
+            return order(self.population.cohort(index, size, wanted))
 
         cohort = recruit(lambda client: True)
         now = Round(index, cohort, 9, self.zoo, 0, self.session.send, self.session.fold, recruit)
@@ -268,21 +268,21 @@ def test_every_method_says_how_it_becomes_fedavg_or_why_it_does_not():
 
 
 def test_settings_survive_json(case):
-    made = door.method(case.method, experiment(plain(case)).local)
+    made = config.method(case.method, experiment(plain(case)).local)
     again = json.loads(json.dumps(settings(made)))
     local = experiment(plain(case)).local
-    assert door.method({"name": case.name, **again}, local) == made
-    assert hash(made) == hash(door.method({"name": case.name, **again}, local))
+    assert config.method({"name": case.name, **again}, local) == made
+    assert hash(made) == hash(config.method({"name": case.name, **again}, local))
 
 
 def test_every_setting_that_is_changed_arrives(case):
     """A method's numbers, each moved a little, come back moved."""
-    made = door.method(case.method, experiment(plain(case)).local)
+    made = config.method(case.method, experiment(plain(case)).local)
     for field in fields(made):
         value = getattr(made, field.name)
         if isinstance(value, float):
             moved = replace(made, **{field.name: value + 0.25})
-            assert door.method({"name": case.name, **json.loads(json.dumps(settings(moved)))}, made.local) == moved
+            assert config.method({"name": case.name, **json.loads(json.dumps(settings(moved)))}, made.local) == moved
 
 
 @pytest.mark.parametrize("engine", [{"engine": "wire"}, {"engine": "pool", "workers": 2}], ids=["wire", "pool"])
@@ -365,7 +365,7 @@ def test_everything_is_finite(case, ran):
 def test_bytes_in_the_ledger_are_the_size_of_the_part(case):
     made = table(case)
     state = made.init()
-    clients = {client.id: client for client in made.crew.cohort(0, 9)}
+    clients = {client.id: client for client in made.population.cohort(0, 9)}
     made.round(state)
     assert made.session.entries
     for entry in made.session.entries:
@@ -522,14 +522,14 @@ class Overheard(Serial):
     With `blinded` every second client adds to its upload what every other one takes away from its own: sums stay.
     """
 
-    def __init__(self, world, blinded=False):
-        super().__init__(world)
+    def __init__(self, context, blinded=False):
+        super().__init__(context)
         self.blinded, self.specs, self.bits = blinded, set(), False
 
-    def carry(self, letters):
-        for letter in letters:
-            (outcome,) = super().carry([letter])
-            task, reply = letter.task, outcome.reply
+    def carry(self, envelopes):
+        for envelope in envelopes:
+            (outcome,) = super().carry([envelope])
+            task, reply = envelope.task, outcome.reply
             if task.to == SERVER or reply is None:
                 yield outcome
                 continue
@@ -553,7 +553,7 @@ class Overheard(Serial):
 def heard(case, blinded=False, rounds=1, size=9, **changes):
     """A federation after some rounds: its table, its state, and what its engine overheard."""
     made = table(case, **changes)
-    made.desk.engine = engine = Overheard(made.setup.world, blinded)
+    made.dispatcher.engine = engine = Overheard(made.setup.context, blinded)
     state = made.init()
     for index in range(rounds):
         state = made.round(state, index, size=size)
@@ -586,7 +586,7 @@ def test_devices_train_the_networks_that_the_method_says(case):
 
 
 def test_public_rows_are_needed_exactly_where_the_method_says_so(case):
-    declared = door.method(case.method, experiment(plain(case)).local).facts.public
+    declared = config.method(case.method, experiment(plain(case)).local).facts.public
     without = {**plain(case)["data"], "public": 0}
     if declared == "none":
         heard(case, data=without)
@@ -594,10 +594,10 @@ def test_public_rows_are_needed_exactly_where_the_method_says_so(case):
     with pytest.raises(SettingsError, match=r"public rows, and there are none; set data\.public"):
         table(case, data=without)
     right, wrong = table(case), table(case)
-    shelf = wrong.setup.world.shelf
-    public = shelf.public
+    datasets = wrong.setup.context.datasets
+    public = datasets.public
     columns = {**public.columns, "y": (public.columns["y"] + 1) % 10}
-    shelf.public = Examples(columns, public.rows, public.prepare, public.vary)
+    datasets.public = Examples(columns, public.rows, public.prepare, public.augment)
     found = [digest(known(made.round(made.init()), made)) for made in (right, wrong)]
     assert (found[0] == found[1]) == (declared == "inputs")
 

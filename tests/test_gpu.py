@@ -2,15 +2,15 @@
 
 import pytest
 import torch
-from engines.test_engines_tracks import noisy, numbers, rows, same, wish
+from engines.test_engines_tracks import job, noisy, numbers, rows, same
 from test_contract import CASES, lines, plain
 
 from potluck.core import Examples, Model, stream
 from potluck.engines import ENGINES, Graphs
-from potluck.engines.graphs import Slot
-from potluck.engines.tracks import play
-from potluck.learn import Meta, Recordings, Transfer, Wire
-from potluck.models import Menagerie, make_spec
+from potluck.engines.cuda.engine import Slot
+from potluck.engines.cuda.trainer import play
+from potluck.learn import CapturePolicy, Meta, Transfer, Wire
+from potluck.models import ModelZoo, make_spec
 from potluck.run import experiment, resume, run
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -73,7 +73,7 @@ def test_a_resumed_run_on_a_gpu_equals_one_that_never_stopped(tmp_path):
 def test_steps_are_recorded_and_played_on_a_gpu(tmp_path, monkeypatch):
     made = []
 
-    class Watched(Graphs):
+    class TappedNetwork(Graphs):
         def __init__(self, *args):
             super().__init__(*args)
             made.append(self)
@@ -83,7 +83,7 @@ def test_steps_are_recorded_and_played_on_a_gpu(tmp_path, monkeypatch):
             self.tapes = [tape for track in tracks for tape in track.tapes.made]
             super().close()
 
-    monkeypatch.setitem(ENGINES, "graphs", Watched)
+    monkeypatch.setitem(ENGINES, "graphs", TappedNetwork)
     run(on_gpu(CASES[0], rounds=6), tmp_path / "run")
     assert made[0].tapes
 
@@ -93,17 +93,17 @@ def test_noise_that_is_recorded_is_drawn_as_in_a_fit():
     home = torch.device("cuda")
     data = Examples({name: column.to(home) for name, column in rows(40).columns.items()})
     lane = torch.cuda.Stream()
-    slots = [Slot(lane, Recordings(pytest.fail)) for _ in range(2)]
+    slots = [Slot(lane, CapturePolicy(pytest.fail)) for _ in range(2)]
     nets, others = ([noisy(seed).to(home) for seed in range(2)] for _ in range(2))
     tracks = []
     for seed, (kept, net) in enumerate(zip(slots, nets, strict=True)):
-        wished = wish(net, seed=seed, examples=data, noise=seed)
+        wished = job(net, seed=seed, examples=data, noise=seed)
         tracks.append(kept.track(wished, True))
         tracks[-1].load(wished)
     assert play(tracks) == {}
     assert all(track.tapes.made for track in tracks)
     for seed, (net, other) in enumerate(zip(nets, others, strict=True)):
-        wish(other, seed=seed, examples=data, noise=seed).granted()
+        job(other, seed=seed, examples=data, noise=seed).granted()
         assert same(numbers(net), numbers(other))
 
 
@@ -124,7 +124,7 @@ def test_a_recorded_transfer_gives_the_bits_of_one_that_is_not(way, gather, monk
     home, wire = torch.device("cuda"), Wire(lr=0.05, batch=8, epochs=3, **WIRES[way])
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     ends = [make_spec(name, input=(3, 16, 16), classes=3) for name in ("resnet18", "mobilenet_v2")]
-    zoo, drawn = Menagerie(ends[0]), stream(1)
+    zoo, drawn = ModelZoo(ends[0]), stream(1)
     x, y = torch.randn(20, 3, 16, 16, generator=drawn), torch.randint(3, (20,), generator=drawn)
     data, found = Examples({"x": x.to(home), "y": y.to(home)}), []
     for recorded in (True, False):

@@ -121,11 +121,11 @@ def killed_after(last, experiment, out, method=None):
 class Counting(Serial):
     """The serial engine, with a list of what it carried."""
 
-    def carry(self, letters):
+    def carry(self, envelopes):
         self.carried = []
-        for letter in letters:
-            self.carried.append((letter.task.to, letter.task.key))
-            yield self.site.answer(letter)
+        for envelope in envelopes:
+            self.carried.append((envelope.task.to, envelope.task.key))
+            yield self.site.answer(envelope)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 from task import CLASSES, LR, Work, asked, data, mark, network
 
 from potluck.data import from_arrays
-from potluck.models import Menagerie, make_spec
+from potluck.models import ModelZoo, make_spec
 from potluck.run import run
 from potluck.run.session import Silent
 
@@ -55,7 +55,7 @@ def settings(work: Work, rounds: int, engine: str) -> dict[str, Any]:
 
 def check(work: Work) -> None:
     """The networks that others are given have tensors of the same shapes as ours."""
-    zoo = Menagerie(make_spec(work.net, input=work.shape, classes=CLASSES))
+    zoo = ModelZoo(make_spec(work.net, input=work.shape, classes=CLASSES))
     ours = sorted(shape for shape, _ in zoo.shapes(zoo.full).values())
     theirs = sorted(tuple(tensor.shape) for tensor in network(work).state_dict().values())
     assert ours == theirs, f"{work.net} differs between Potluck and task.py"

@@ -133,8 +133,8 @@ def test_ctrl_c_while_a_run_is_put_together_is_one_line(hold, place):
 def test_a_killed_worker_is_one_absent_client_and_the_run_goes_on(hold, let_go):
     process = hold("after 2", *RUN, "--engine", "pool", "--format", "json")
     family = members(process.pid)
-    (nursery,) = (pid for pid, parent in family.items() if parent == process.pid)
-    workers = [pid for pid, parent in family.items() if parent == nursery]
+    (forkserver,) = (pid for pid, parent in family.items() if parent == process.pid)
+    workers = [pid for pid, parent in family.items() if parent == forkserver]
     assert len(workers) == 2
     os.kill(workers[0], signal.SIGKILL)
     let_go()

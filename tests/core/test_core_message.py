@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from potluck.core import Bag, Cost, MessageError, Model, Reply, Spec, Task, pack, unpack
+from potluck.core import Cost, FrozenDict, MessageError, Model, Reply, Spec, Task, pack, unpack
 from potluck.core.message import MAGIC
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -147,7 +147,7 @@ def test_plain_values_survive_as_they_were(value):
 
 
 def test_tuples_come_back_as_lists_and_bags_as_dicts():
-    assert unpack(pack({"t": (1, 2), "b": Bag(x=1)})) == {"t": [1, 2], "b": {"x": 1}}
+    assert unpack(pack({"t": (1, 2), "b": FrozenDict(x=1)})) == {"t": [1, 2], "b": {"x": 1}}
 
 
 @pytest.mark.parametrize("name", ["tensor", "map", "task", "model", "", None, 3])

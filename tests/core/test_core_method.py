@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from potluck.core import Reply, Task, answer, name_of, on_client, settings
+from potluck.core import Reply, Task, answer, display_name, on_client, settings
 from potluck.methods import METHODS
 
 
@@ -81,4 +81,4 @@ def test_a_method_is_called_what_its_own_class_says_and_otherwise_as_the_class()
     class Heir(Cased):
         pass
 
-    assert [name_of(Cased()), name_of(Heir())] == ["Ca-SED", "Heir"]
+    assert [display_name(Cased()), display_name(Heir())] == ["Ca-SED", "Heir"]

@@ -7,11 +7,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck.core import NOTHING, Bag, Examples, Model, Reply, Spec, Task, digest, frozen, payload, size, thawed
+from potluck.core import (
+    NOTHING,
+    Examples,
+    FrozenDict,
+    Model,
+    Reply,
+    Spec,
+    Task,
+    digest,
+    freeze,
+    payload,
+    size,
+    to_plain,
+)
 
 
 def test_bags_with_the_same_content_are_equal_and_hash_alike_in_any_order():
-    a, b = Bag({"b": 2, "a": [1, {"c": 3}]}), Bag({"a": [1, {"c": 3}], "b": 2})
+    a, b = FrozenDict({"b": 2, "a": [1, {"c": 3}]}), FrozenDict({"a": [1, {"c": 3}], "b": 2})
     assert a == b
     assert hash(a) == hash(b)
     assert {a: "found"}[b] == "found"
@@ -19,15 +32,15 @@ def test_bags_with_the_same_content_are_equal_and_hash_alike_in_any_order():
 
 
 def test_a_bag_equals_the_dict_it_was_made_of_and_no_other():
-    assert Bag(x=1) == {"x": 1}
-    assert Bag(x=1) != {"x": 2}
-    assert Bag(x=1) != Bag(x=1, y=2)
-    assert Bag() != []
+    assert FrozenDict(x=1) == {"x": 1}
+    assert FrozenDict(x=1) != {"x": 2}
+    assert FrozenDict(x=1) != FrozenDict(x=1, y=2)
+    assert FrozenDict() != []
 
 
 def test_a_bag_cannot_be_changed_and_does_not_follow_its_source():
     source = {"a": 1}
-    bag = Bag(source)
+    bag = FrozenDict(source)
     source["a"] = 2
     assert bag["a"] == 1
     with pytest.raises(TypeError):
@@ -42,9 +55,9 @@ plain = st.recursive(
 
 @given(plain)
 def test_frozen_values_hash_and_thaw_to_what_json_reads_back(value):
-    hash(frozen(value))
-    assert thawed(frozen(value)) == value
-    assert json.loads(json.dumps(thawed(frozen(value)))) == value
+    hash(freeze(value))
+    assert to_plain(freeze(value)) == value
+    assert json.loads(json.dumps(to_plain(freeze(value)))) == value
 
 
 def spec(**changes):

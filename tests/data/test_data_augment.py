@@ -45,11 +45,11 @@ def test_only_what_is_drawn_for_training_is_changed() -> None:
     plain, varied = (federation(augment).shard(0) for augment in ("none", "crop_flip"))
     rows = torch.arange(4)
     assert torch.equal(plain.train[rows]["x"], varied.train[rows]["x"])
-    assert varied.validation.vary is None
-    assert varied.test.vary is None
-    vary = varied.train.vary
-    assert vary is not None
-    other = varied.train.batch(rows, vary.draw(4, stream(0, "dice")))
+    assert varied.validation.augment is None
+    assert varied.test.augment is None
+    augment = varied.train.augment
+    assert augment is not None
+    other = varied.train.batch(rows, augment.draw(4, stream(0, "dice")))
     assert other["x"].dtype == torch.float32
     assert not torch.equal(other["x"], plain.train[rows]["x"])
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from potluck.core import Examples, SettingsError, dice
+from potluck.core import Examples, SettingsError, numpy_stream
 from potluck.data import Data, Federation, Source, from_arrays
 from potluck.data.partition import label_sets
 from potluck.data.pool import apportion, spread
@@ -104,14 +104,14 @@ def test_the_servers_sets_have_the_label_mix_of_the_whole() -> None:
 
 def test_every_stretch_of_a_spread_order_has_nearly_the_mix_of_the_whole() -> None:
     kinds = np.array([0] * 80 + [1] * 20)
-    order = spread(kinds, dice(0, "any"))
+    order = spread(kinds, numpy_stream(0, "any"))
     assert sorted(order) == list(range(100))
     assert all(abs(int(kinds[order[at : at + 10]].sum()) - 2) <= 1 for at in range(0, 100, 10))
 
 
 def test_a_kind_with_a_single_row_may_stand_anywhere_in_a_spread_order() -> None:
     kinds = np.array([0] * 9 + [1])
-    places = [spread(kinds, dice(seed, "any")).tolist().index(9) for seed in range(50)]
+    places = [spread(kinds, numpy_stream(seed, "any")).tolist().index(9) for seed in range(50)]
     assert min(places) <= 2
     assert max(places) >= 7
 
@@ -138,7 +138,7 @@ def test_each_client_has_exactly_its_number_of_labels_and_shards_are_equal() -> 
 
 @pytest.mark.parametrize(("clients", "labels", "classes"), [(20, 2, 10), (7, 3, 10), (9, 4, 5), (3, 2, 10), (6, 5, 5)])
 def test_label_sets_hold_different_labels_and_use_every_class_equally(clients: int, labels: int, classes: int) -> None:
-    sets = label_sets(clients, labels, classes, dice(1, "any"))
+    sets = label_sets(clients, labels, classes, numpy_stream(1, "any"))
     assert all(len(set(row)) == labels for row in sets.tolist())
     uses = np.bincount(sets.reshape(-1), minlength=classes)
     assert uses.max() - uses.min() <= 1

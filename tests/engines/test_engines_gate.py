@@ -6,7 +6,7 @@ import resource
 
 import pytest
 import torch
-from made_world import FULL, ODDITIES, ZOO, Odd, altered, federation, with_entry
+from made_context import FULL, ODDITIES, ZOO, Odd, altered, federation, with_entry
 
 from potluck.core import Expected, Local, Model, Reply, Task, digest
 from potluck.engines import Gate

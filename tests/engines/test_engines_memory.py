@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from made_world import Echo, federation
+from made_context import Echo, federation
 
 from potluck.core import Expected, Reply, Task, on_client, unpack
 from potluck.ledger import RunFolder
@@ -23,22 +23,22 @@ def ask(session, *tasks):
 
 def test_a_memory_is_staged_and_read_again_only_after_the_commit(engine):
     with federation(Echo(), engine) as made:
-        made.session = made.desk.open(0)
+        made.session = made.dispatcher.open(0)
         assert ask(made.session, Task("note", "c1")) == [{"log": [0], "version": -1}]
         assert made.session.staged == {"c1": {"log": [0]}}
-        other = made.desk.open(0, attempt=1)
+        other = made.dispatcher.open(0, attempt=1)
         assert ask(other, Task("look", "c1")) == [{"log": None, "version": -1}]
         made.commit()
-        assert ask(made.desk.open(1), Task("note", "c1"), Task("look", "c2")) == [
+        assert ask(made.dispatcher.open(1), Task("note", "c1"), Task("look", "c2")) == [
             {"log": [0, 1], "version": 0},
             {"log": None, "version": -1},
         ]
-        assert ask(made.desk.open(1), Task("look", "c1")) == [{"log": [0], "version": 0}]
+        assert ask(made.dispatcher.open(1), Task("look", "c1")) == [{"log": [0], "version": 0}]
 
 
 def test_two_verbs_of_one_round_see_each_others_writes(engine):
     with federation(Echo(), engine) as made:
-        session = made.desk.open(4)
+        session = made.dispatcher.open(4)
         ask(session, Task("note", "c1", "a"), Task("note", "c2", "b"))
         assert ask(session, Task("note", "c1", "c"), Task("look", "c2")) == [
             {"log": ["a", "c"], "version": 4},
@@ -51,7 +51,7 @@ def test_two_verbs_of_one_round_see_each_others_writes(engine):
 def test_a_verb_that_fails_or_is_refused_leaves_the_old_memory(engine, verb):
     with federation(Echo(), engine) as made:
         made.memories["c1"] = (2, {"log": ["old"]})
-        session = made.desk.open(3)
+        session = made.dispatcher.open(3)
         assert ask(session, Task(verb, "c1")) == []
         assert session.staged == {}
         assert ask(session, Task("look", "c1")) == [{"log": ["old"], "version": 2}]
@@ -60,7 +60,7 @@ def test_a_verb_that_fails_or_is_refused_leaves_the_old_memory(engine, verb):
 def test_reading_writes_nothing(engine):
     with federation(Echo(), engine) as made:
         made.memories["c1"] = (2, {"log": ["old"]})
-        session = made.desk.open(3)
+        session = made.dispatcher.open(3)
         ask(session, Task("look", "c1"), Task("look", "c2"))
         assert session.staged == {}
 
@@ -117,11 +117,11 @@ EMPTY_TALLY = {"right": [0] * 10, "seen": [0] * 10, "loss": 0.0}
 def test_tensors_and_nested_values_are_remembered_and_can_be_forgotten(engine):
     with federation(Keeper(), engine) as made:
         for index in range(3):
-            made.session = made.desk.open(index)
+            made.session = made.dispatcher.open(index)
             assert ask(made.session, Task("keep", "c1")) == [{"w": [index + 1.0] * 2}]
             made.commit()
         assert made.memories["c1"][1]["n"] == {"deep": [1, {"$": "x"}]}
-        made.session = made.desk.open(3)
+        made.session = made.dispatcher.open(3)
         ask(made.session, Task("forget", "c1"))
         assert made.session.staged == {"c1": {}}
 

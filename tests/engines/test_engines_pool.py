@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from made_world import Echo, Odd, federation
+from made_context import Echo, Odd, federation
 
 from potluck.core import Local, ResourceError, Task, digest
-from potluck.engines import ENGINES, Letter
+from potluck.engines import ENGINES, TaskEnvelope
 from potluck.engines.pool import _Batch, _batches, _Errand
 from potluck.methods import FedAdam, FedAvg
 
@@ -86,7 +86,7 @@ def test_the_servers_slots_are_bit_equal_too():
 
 def test_tasks_are_spread_over_as_many_workers_as_were_asked_for():
     with federation(Echo(), "pool", workers=3) as made:
-        replies = list(made.desk.open(0).send(Task("where", f"c{n}") for n in range(60)))
+        replies = list(made.dispatcher.open(0).send(Task("where", f"c{n}") for n in range(60)))
         workers = {pid for pid, _ in family(os.getpid())} & {reply.metrics["pid"] for reply in replies}
     assert len({reply.metrics["pid"] for reply in replies}) == len(workers) <= 3
     assert os.getpid() not in workers
@@ -94,7 +94,7 @@ def test_tasks_are_spread_over_as_many_workers_as_were_asked_for():
 
 def test_zero_workers_means_one_per_core():
     with federation(Echo(), "pool", workers=0) as made:
-        assert made.desk.engine.count == os.cpu_count()
+        assert made.dispatcher.engine.count == os.cpu_count()
 
 
 # Deaths
@@ -116,7 +116,7 @@ def test_a_worker_killed_in_mid_task_fails_that_task_only(workers):
 
 def test_a_worker_that_died_is_replaced():
     with federation(Echo(), "pool", workers=2) as made:
-        session = made.desk.open(0)
+        session = made.dispatcher.open(0)
         before = {r.metrics["pid"] for r in session.send(Task("where", f"c{n}") for n in range(20))}
         list(session.send(Task("die", f"c{n}") for n in range(4)))
         assert [entry.reason for entry in session.entries[-4:]] == ["failed: unreachable (its worker process died)"] * 4
@@ -128,21 +128,21 @@ def test_a_worker_that_died_is_replaced():
 
 def test_a_worker_killed_while_idle_is_replaced_and_costs_at_most_its_next_task():
     with federation(Echo(), "pool", workers=1) as made:
-        (reply,) = made.desk.open(0).send([Task("where", "c1")])
+        (reply,) = made.dispatcher.open(0).send([Task("where", "c1")])
         born = {(pid, start) for pid, start in family(os.getpid()) if pid == reply.metrics["pid"]}
         os.kill(reply.metrics["pid"], signal.SIGKILL)
         assert all_gone(born)
-        session = made.desk.open(1)
+        session = made.dispatcher.open(1)
         heard = [r.task.to for r in session.send(Task("echo", f"c{n}") for n in range(5))]
     assert heard in (["c0", "c1", "c2", "c3", "c4"], ["c1", "c2", "c3", "c4"])
 
 
 def test_a_pool_whose_nursery_is_gone_says_so():
     with federation(Echo(), "pool", workers=1) as made:
-        os.kill(made.desk.engine._pid, signal.SIGKILL)
-        os.waitpid(made.desk.engine._pid, 0)
+        os.kill(made.dispatcher.engine._pid, signal.SIGKILL)
+        os.waitpid(made.dispatcher.engine._pid, 0)
         with pytest.raises(ResourceError, match="worker processes cannot be started"):
-            list(made.desk.open(0).send(Task("echo", f"c{n}") for n in range(4)))
+            list(made.dispatcher.open(0).send(Task("echo", f"c{n}") for n in range(4)))
 
 
 # Nobody left behind
@@ -150,7 +150,7 @@ def test_a_pool_whose_nursery_is_gone_says_so():
 
 def test_close_ends_every_process():
     with federation(Echo(), "pool", workers=3) as made:
-        list(made.desk.open(0).send(Task("echo", f"c{n}") for n in range(9)))
+        list(made.dispatcher.open(0).send(Task("echo", f"c{n}") for n in range(9)))
         started = family(os.getpid())
         assert len(started) >= 4  # the nursery and three workers
     assert all_gone(started)
@@ -160,22 +160,22 @@ def test_close_ends_workers_that_are_busy():
     with federation(FedAvg(Local(lr=0.1, steps=10_000_000)), "pool", workers=2) as made:
         state = made.init()
         tasks = (Task("train", f"c{n}", models={"model": state.model}) for n in range(2))
-        letters = list(made.desk.open(0)._letters(tasks, {}, 0))
-        for letter in letters:
-            made.desk.engine._post(_Errand(_Batch([letter]), [0], deque()))
-        assert len(made.desk.engine._busy) == 2
+        envelopes = list(made.dispatcher.open(0)._envelopes(tasks, {}, 0))
+        for envelope in envelopes:
+            made.dispatcher.engine._post(_Errand(_Batch([envelope]), [0], deque()))
+        assert len(made.dispatcher.engine._busy) == 2
         started = family(os.getpid())
     assert all_gone(started)
 
 
 def test_a_send_that_is_given_up_holds_nobody_up_and_leaves_nobody_behind():
     with federation(Echo(), "pool", workers=1) as made:
-        replies = made.desk.open(0).send([Task("echo", "c0"), Task("hang", "c1"), Task("hang", "c2")])
+        replies = made.dispatcher.open(0).send([Task("echo", "c0"), Task("hang", "c1"), Task("hang", "c2")])
         next(replies)
-        assert len(made.desk.engine._busy) == 1
+        assert len(made.dispatcher.engine._busy) == 1
         replies.close()
-        assert not made.desk.engine._busy  # else the next send would wait for ever
-        assert [reply.task.to for reply in made.desk.open(1).send([Task("echo", "c3")])] == ["c3"]
+        assert not made.dispatcher.engine._busy  # else the next send would wait for ever
+        assert [reply.task.to for reply in made.dispatcher.open(1).send([Task("echo", "c3")])] == ["c3"]
         started = family(os.getpid())
     assert all_gone(started)
 
@@ -183,7 +183,7 @@ def test_a_send_that_is_given_up_holds_nobody_up_and_leaves_nobody_behind():
 PARENT = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from made_world import federation
+from made_context import federation
 from potluck.core import Local, Task
 from potluck.methods import FedAvg
 
@@ -214,9 +214,9 @@ def test_no_process_outlives_a_parent_that_was_killed(sign):
 
 def test_workers_leave_the_keyboard_to_their_parent():
     with federation(Echo(), "pool", workers=1) as made:
-        (reply,) = made.desk.open(0).send([Task("where", "c1")])
+        (reply,) = made.dispatcher.open(0).send([Task("where", "c1")])
         os.kill(reply.metrics["pid"], signal.SIGINT)
-        (again,) = made.desk.open(1).send([Task("where", "c1")])
+        (again,) = made.dispatcher.open(1).send([Task("where", "c1")])
         assert again.metrics["pid"] == reply.metrics["pid"]
 
 
@@ -227,13 +227,13 @@ def test_every_engine_is_listed_by_name():
 # Batches
 
 
-def letters(count, size):
+def envelopes(count, size):
     shared = torch.zeros(size)
-    return [Letter(Task("echo", f"c{n}", arrays={"x": shared})) for n in range(count)]
+    return [TaskEnvelope(Task("echo", f"c{n}", arrays={"x": shared})) for n in range(count)]
 
 
 def sizes(count, size=1, workers=2, stack=0):
-    return [len(batch.letters) for batch in _batches(iter(letters(count, size)), workers, stack)]
+    return [len(batch.envelopes) for batch in _batches(iter(envelopes(count, size)), workers, stack)]
 
 
 def test_batches_grow_smaller_towards_the_end_so_that_workers_finish_together():
@@ -256,7 +256,7 @@ def test_stacked_clients_come_in_fixed_batches_whatever_the_workers():
 
 def test_a_death_in_a_batch_costs_the_one_that_died():
     with federation(Echo(), "pool", workers=1) as made:
-        session = made.desk.open(0)
+        session = made.dispatcher.open(0)
         verbs = ["die" if n in (3, 17) else "echo" for n in range(40)]
         heard = [reply.task.to for reply in session.send(Task(verb, f"c{n}") for n, verb in enumerate(verbs))]
         session.close()

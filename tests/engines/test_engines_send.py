@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from made_world import FULL, ZOO, Echo, Odd, federation, rows
+from made_context import FULL, ZOO, Echo, Odd, federation, rows
 
 from potluck.core import Local, Task, digest
 from potluck.engines.pool import AHEAD, MANY
@@ -28,7 +28,7 @@ def engine(request):
 
 def test_replies_come_in_the_order_of_the_tasks(engine):
     with federation(Echo(), engine) as made:
-        session = made.desk.open(3)
+        session = made.dispatcher.open(3)
         replies = list(session.send(asked(20)))
         session.close()
     assert said(replies) == list(range(20))
@@ -38,7 +38,7 @@ def test_replies_come_in_the_order_of_the_tasks(engine):
 def test_order_holds_even_when_the_first_task_is_the_slowest():
     with federation(FedAvg(Local(lr=0.01, steps=1)), "pool", special={"c0": rows(20_000)}) as made:
         model = ZOO.fresh(FULL, torch.Generator())
-        session = made.desk.open(0)
+        session = made.dispatcher.open(0)
         tasks = [Task("train", f"c{n}", models={"model": model}) for n in range(6)]
         assert [reply.task.to for reply in session.send(tasks)] == [f"c{n}" for n in range(6)]
 
@@ -55,7 +55,7 @@ def test_tasks_are_drawn_lazily(engine):
                 yield replace(task, arrays={"x": torch.zeros(size)})
 
         with federation(Echo(), engine) as made:
-            replies = made.desk.open(0).send(tasks())
+            replies = made.dispatcher.open(0).send(tasks())
             assert drawn == []
             for number, _ in enumerate(replies, 1):
                 assert len(drawn) - number <= ahead[engine == "pool"]
@@ -63,7 +63,7 @@ def test_tasks_are_drawn_lazily(engine):
 
 def test_an_undrained_send_is_an_error(engine):
     with federation(Echo(), engine) as made:
-        session = made.desk.open(0)
+        session = made.dispatcher.open(0)
         replies = session.send(asked(3))
         with pytest.raises(RuntimeError, match=r"Echo\.round left a send undrained"):
             session.close()
@@ -76,7 +76,7 @@ def test_an_undrained_send_is_an_error(engine):
 
 def test_a_drained_send_does_not_excuse_an_undrained_one(engine):
     with federation(Echo(), engine) as made:
-        session = made.desk.open(0)
+        session = made.dispatcher.open(0)
         undrained, drained = session.send(asked(3)), session.send(asked(3, "look"))
         next(undrained)
         list(drained)
@@ -88,10 +88,10 @@ def test_a_drained_send_does_not_excuse_an_undrained_one(engine):
 
 def test_a_send_that_was_given_up_does_no_harm_to_the_next(engine):
     with federation(Echo(), engine) as made:
-        given_up = made.desk.open(0).send(asked(12))
+        given_up = made.dispatcher.open(0).send(asked(12))
         assert next(given_up).metrics == {"said": 0}
         given_up.close()
-        session = made.desk.open(1)
+        session = made.dispatcher.open(1)
         assert said(session.send(asked(12))) == list(range(12))
         session.close()
 
@@ -99,8 +99,8 @@ def test_a_send_that_was_given_up_does_no_harm_to_the_next(engine):
 def test_two_tasks_with_one_address_are_an_error(engine):
     with federation(Echo(), engine) as made:
         with pytest.raises(RuntimeError, match=r"are both .*'c1'.*give them a key"):
-            list(made.desk.open(0).send([Task("echo", "c1"), Task("echo", "c1")]))
-        session = made.desk.open(0)
+            list(made.dispatcher.open(0).send([Task("echo", "c1"), Task("echo", "c1")]))
+        session = made.dispatcher.open(0)
         list(session.send([Task("echo", "c1"), Task("echo", "c1", "again"), Task("look", "c1")]))
         with pytest.raises(RuntimeError, match="give them a key"):
             list(session.send([Task("echo", "c1")]))
@@ -108,7 +108,7 @@ def test_two_tasks_with_one_address_are_an_error(engine):
 
 def test_two_sends_may_be_read_side_by_side(engine):
     with federation(Echo(), engine) as made:
-        session = made.desk.open(0)
+        session = made.dispatcher.open(0)
         one, two = session.send(asked(9)), session.send(asked(9, "look"))
         pairs = [(a.task.to, b.task.to) for a, b in zip(one, two, strict=True)]
         session.close()
@@ -117,7 +117,7 @@ def test_two_sends_may_be_read_side_by_side(engine):
 
 def test_the_replies_of_one_send_may_feed_the_tasks_of_another(engine):
     with federation(Echo(), engine) as made:
-        session = made.desk.open(0)
+        session = made.dispatcher.open(0)
         first = session.send(asked(15))
         second = session.send(
             Task("echo", reply.task.to, "again", config={"say": reply.metrics["said"] * 10}) for reply in first
@@ -131,7 +131,7 @@ def test_clients_that_fail_or_have_nothing_to_do_are_absent_and_noted(engine):
     tasks = [Task("echo", "c0"), Task("fail", "c1"), Task("skip", "c2"), Task("nope", "c3"), Task("init", "c4")]
     tasks += [Task("echo", "c5", config={"say": 5})]
     with federation(Echo(), engine) as made:
-        session = made.desk.open(0)
+        session = made.dispatcher.open(0)
         assert said(session.send(tasks)) == ["", 5]
         session.close()
     assert [(entry.task.to, entry.verdict, entry.reason) for entry in session.entries] == [
@@ -148,7 +148,7 @@ def test_clients_that_fail_or_have_nothing_to_do_are_absent_and_noted(engine):
 
 def test_a_reply_that_cannot_travel_is_absent(engine):
     with federation(Echo(), engine) as made:
-        session = made.desk.open(0)
+        session = made.dispatcher.open(0)
         replies = list(session.send([Task("echo", "c0"), Task("smuggle", "c1"), Task("echo", "c2")]))
         session.close()
     if engine != "serial":
@@ -167,7 +167,7 @@ def test_clients_modelled_to_drop_out_are_never_asked(engine):
     lost = {("c1", 0, 0), ("c2", 0, 1)}
     with federation(Echo(), engine, lost=lambda *where: where in lost) as made:
         for attempt, absent in ((0, "c1"), (1, "c2")):
-            session = made.desk.open(0, attempt)
+            session = made.dispatcher.open(0, attempt)
             replies = list(session.send(Task("echo", f"c{n}", arrays={"x": torch.zeros(3)}) for n in range(4)))
             session.close()
             assert [reply.task.to for reply in replies] == sorted({"c0", "c1", "c2", "c3"} - {absent})
@@ -178,7 +178,7 @@ def test_clients_modelled_to_drop_out_are_never_asked(engine):
 
 def test_the_server_never_drops_out():
     with federation(Echo(), lost=lambda *where: True) as made:
-        session = made.desk.open(0)
+        session = made.dispatcher.open(0)
         assert said(session.send([Task("echo", "server", config={"say": "here"}), Task("echo", "c1")])) == ["here"]
 
 
@@ -208,7 +208,7 @@ class Positions:
 def test_fold_adds_every_reply_at_its_tasks_own_position(engine):
     """Absent clients leave gaps, so that blocks of sixteen are the same whoever fails."""
     with federation(Odd(Local(steps=1), odd="boom", who=("c0", "c2")), engine) as made:
-        mean, session = Positions(), made.desk.open(0)
+        mean, session = Positions(), made.dispatcher.open(0)
         tasks = (Task("train", f"c{n}", models={"model": ZOO.fresh(FULL, torch.Generator())}) for n in range(5))
         held = {f"c{n}": f"part of c{n}" for n in range(5)}
         replies = session.fold(tasks, mean, held, lambda reply: reply.weight * 2)
@@ -223,7 +223,7 @@ def test_every_task_draws_from_a_stream_of_its_own_and_again_the_same(engine):
     tasks = [Task(verb, to, key) for verb in ("draw", "draw_too") for to in ("c0", "c1") for key in ("", "again")]
 
     def drawn(index):
-        return [tuple(reply.metrics["drawn"]) for reply in made.desk.open(index).send(tasks)]
+        return [tuple(reply.metrics["drawn"]) for reply in made.dispatcher.open(index).send(tasks)]
 
     with federation(Echo(), engine) as made:
         assert drawn(0) == drawn(0)
@@ -255,10 +255,10 @@ def test_replies_own_their_numbers():
     with federation(FedAvg(Local(lr=0.5, steps=3)), "serial") as made:
         model = ZOO.fresh(FULL, torch.Generator())
         before = digest(model.arrays)
-        session = made.desk.open(0)
+        session = made.dispatcher.open(0)
         first, *_ = replies = list(session.send(Task("train", f"c{n}", models={"model": model}) for n in range(3)))
         assert len({digest(reply.models["model"].arrays) for reply in replies}) == 3
-        again = next(made.desk.open(0).send([Task("train", "c0", models={"model": model})]))
+        again = next(made.dispatcher.open(0).send([Task("train", "c0", models={"model": model})]))
     assert digest(first.models["model"].arrays) == digest(again.models["model"].arrays)
     assert digest(model.arrays) == before
 
@@ -272,7 +272,7 @@ def test_one_sample_or_one_class_is_enough_to_train(engine):
         FedAvg(Local(lr=0.1, epochs=2, batch=4)), engine, special={"c1": rows(1), "c2": one_class}, zoo=zoo
     ) as made:
         state = made.method.init(zoo, torch.Generator())
-        session = made.desk.open(0)
+        session = made.dispatcher.open(0)
         tasks = [Task("train", f"c{n}", models={"model": state.model}) for n in range(4)]
         replies = list(session.send(tasks))
     assert [reply.weight for reply in replies] == [5, 1, 7, 8]
@@ -283,7 +283,7 @@ def test_one_sample_or_one_class_is_enough_to_train(engine):
 def test_only_a_task_to_score_is_given_the_common_rows(engine):
     """A method of one's own may call anything in its tasks "common"; its clients still train on what is theirs."""
     with federation(FedAvg(Local(lr=0.1, steps=1)), engine) as made:
-        session = made.desk.open(0)
+        session = made.dispatcher.open(0)
         model = ZOO.fresh(ZOO.tiers[0].spec, torch.Generator())
         [reply] = session.send([Task("train", "c0", models={"model": model}, config={"common": True})])
         session.close()

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from potluck.core import Examples, Local, stream
-from potluck.learn import CrossEntropy, Pull, fit, rows, weights_of
+from potluck.learn import CrossEntropy, ProximalTerm, fit, rows, weights_of
 
 DATA = Examples(
     {"x": torch.randn(23, 5, generator=stream(1, "x")), "y": torch.randint(0, 3, (23,), generator=stream(1, "y"))}
@@ -96,7 +96,7 @@ def test_a_tight_clip_limits_the_length_of_a_step():
 def test_the_edit_comes_before_the_clip():
     """A pull so strong that it alone decides the direction is clipped with the rest."""
     start = {name: tensor.detach() - 1 for name, tensor in small_net().named_parameters()}
-    net, _ = ours(Local(lr=1.0, steps=1, clip=1.0), edits=(Pull(start, 1e6),))
+    net, _ = ours(Local(lr=1.0, steps=1, clip=1.0), edits=(ProximalTerm(start, 1e6),))
     moved = [a - b for a, b in zip(net.parameters(), small_net().parameters(), strict=True)]
     assert math.sqrt(sum(float(m.detach().square().sum()) for m in moved)) == pytest.approx(1.0, rel=1e-3)
     assert all(bool((m < 0).all()) for m in moved)
@@ -116,7 +116,7 @@ def test_the_mean_raw_gradient_is_of_all_steps_and_before_edits():
     """With a rate of zero every gradient is taken at the same weights."""
     local = Local(lr=0.0, epochs=1, batch=23)
     start = {name: tensor.detach() + 1 for name, tensor in small_net().named_parameters()}
-    net, told = ours(local, want_gradient=True, edits=(Pull(start, 5.0),))
+    net, told = ours(local, want_gradient=True, edits=(ProximalTerm(start, 5.0),))
     nn.functional.cross_entropy(net(DATA.all()["x"]), DATA.all()["y"]).backward()
     for name, weight in net.named_parameters():
         assert torch.allclose(told.gradient[name], weight.grad, atol=1e-6)

@@ -10,7 +10,7 @@ from potluck.learn import (
     Joint,
     Lent,
     Project,
-    Pull,
+    ProximalTerm,
     Sum,
     deposited,
     drawn,
@@ -20,7 +20,7 @@ from potluck.learn import (
     seams,
     weights_of,
 )
-from potluck.models import Menagerie, make_spec, register
+from potluck.models import ModelZoo, make_spec, register
 
 DATA = Examples(
     {"x": torch.randn(24, 1, 8, 8, generator=stream(1, "x")), "y": torch.randint(0, 3, (24,), generator=stream(1, "y"))}
@@ -30,7 +30,7 @@ IN, OUT = torch.randn(6, 4, 8, 8, generator=stream(2, "in")), torch.randn(6, 4, 
 
 
 def small_net(spec=SPEC):
-    return Menagerie(spec).build(Menagerie(spec).fresh(spec, stream(0, "net")))
+    return ModelZoo(spec).build(ModelZoo(spec).fresh(spec, stream(0, "net")))
 
 
 def apart(a, b, begin=""):
@@ -143,7 +143,7 @@ def test_the_sum_descends_the_lent_loss_plus_half_the_local_one():
     start = {name: tensor.detach() + 0.1 for name, tensor in hand.named_parameters()}
     loss = Joint(CrossEntropy(), Lent(IN, OUT), "body.", Sum())
     local = Local(lr=0.3, steps=3, batch=24)
-    told = fit(net, DATA, local, 0.3, loss, (Pull(start, 0.1),), rng=stream(0, "fit"))
+    told = fit(net, DATA, local, 0.3, loss, (ProximalTerm(start, 0.1),), rng=stream(0, "fit"))
     weights = weights_of(hand)
     for _ in range(3):
         own = CrossEntropy()(hand, DATA.all())
@@ -163,7 +163,7 @@ def test_the_projection_in_a_step_is_of_the_gradient_with_the_pull(together):
     net, hand = small_net(), small_net().train()
     start = {name: tensor.detach() + 0.5 for name, tensor in hand.named_parameters()}
     loss = Joint(CrossEntropy(), Lent(IN, OUT), "body.", Project(together, 1.0))
-    fit(net, DATA, Local(steps=1, batch=24), 1.0, loss, (Pull(start, 3.0),), rng=stream(0, "fit"))
+    fit(net, DATA, Local(steps=1, batch=24), 1.0, loss, (ProximalTerm(start, 3.0),), rng=stream(0, "fit"))
     weights = weights_of(hand)
     own = torch.autograd.grad(CrossEntropy()(hand, DATA.all()), list(weights.values()))
     pulled = {name: g + 3.0 * (weights[name].detach() - start[name]) for name, g in zip(weights, own, strict=True)}
@@ -265,7 +265,7 @@ def test_a_short_last_batch_is_filled_up_with_other_rows_of_the_client():
     ids=lambda value: getattr(value, "family", ""),
 )
 def test_seams_of_any_family_that_is_stem_body_head(spec, ends):
-    assert seams(spec, Menagerie(spec)) == ends
+    assert seams(spec, ModelZoo(spec)) == ends
 
 
 class Three(nn.Module):
@@ -289,7 +289,7 @@ def test_seams_of_ones_own_network_only_where_nothing_happens_between_its_three_
     register("three-in-a-row", lambda twist=False: Three(twist))
     register("one-layer", one_layer)
     found = [
-        seams(spec, Menagerie(spec))
+        seams(spec, ModelZoo(spec))
         for spec in (
             make_spec("three-in-a-row", input=(4,), classes=3),
             make_spec("three-in-a-row", input=(4,), classes=3, twist=True),

@@ -7,7 +7,17 @@ import torch
 from torch import nn
 
 from potluck.core import Examples, Local, stream
-from potluck.learn import CrossEntropy, MaskedCrossEntropy, Pull, Turns, Wish, dense, fit_stacked, likeness, weights_of
+from potluck.learn import (
+    CrossEntropy,
+    FitJob,
+    MaskedCrossEntropy,
+    ProximalTerm,
+    Turns,
+    dense,
+    fit_stacked,
+    likeness,
+    weights_of,
+)
 
 X = torch.randn(40, 2, 2, generator=torch.Generator().manual_seed(1))
 COLUMNS = {"x": X, "y": torch.arange(40) % 3}
@@ -18,13 +28,13 @@ def net(seed):
     return nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8, bias=False), nn.Linear(8, 3))
 
 
-def wish(client, local, loss=None, pulled=False, rows=10):
+def job(client, local, loss=None, pulled=False, rows=10):
     """A client with rows of its own, a network of its own, a stream of its own."""
     made = net(client)
     towards = {name: weight.detach().clone() + 0.1 * client for name, weight in made.named_parameters()}
-    edits = [Pull(towards, 0.5)] if pulled else []
+    edits = [ProximalTerm(towards, 0.5)] if pulled else []
     examples = Examples(COLUMNS, torch.arange(client, client + rows))
-    return Wish(
+    return FitJob(
         "net", made, weights_of(made), examples, local, 0.3, loss or CrossEntropy(), edits, stream(0, "s", client)
     )
 
@@ -46,8 +56,8 @@ def masks(client):
     ids=["sgd", "momentum", "clip", "adam"],
 )
 def test_every_client_ends_where_it_ends_alone(local, masked, pulled):
-    alone = [wish(client, local, masks(client) if masked else None, pulled) for client in range(5)]
-    stacked = [wish(client, local, masks(client) if masked else None, pulled) for client in range(5)]
+    alone = [job(client, local, masks(client) if masked else None, pulled) for client in range(5)]
+    stacked = [job(client, local, masks(client) if masked else None, pulled) for client in range(5)]
     assert len({likeness(one) for one in stacked}) == 1
     for one, other, expected, found in zip(
         alone, stacked, [one.granted() for one in alone], fit_stacked(stacked), strict=True
@@ -62,7 +72,7 @@ def test_every_client_ends_where_it_ends_alone(local, masked, pulled):
 def test_clients_of_a_stack_do_not_reach_each_other():
     """A client beside others that differ ends where it ends beside others again: nothing leaks along the stack."""
     local = Local(epochs=2, batch=4, clip=0.2)
-    pairs = [[wish(0, local), wish(other, local)] for other in (1, 2)]
+    pairs = [[job(0, local), job(other, local)] for other in (1, 2)]
     for pair in pairs:
         fit_stacked(pair)
     for name, weight in pairs[0][0].weights.items():
@@ -71,22 +81,22 @@ def test_clients_of_a_stack_do_not_reach_each_other():
 
 def test_only_what_is_alike_is_stacked():
     local = Local(epochs=1, batch=4)
-    base = likeness(wish(0, local))
-    assert likeness(wish(3, local)) == base
-    assert likeness(wish(0, local, rows=9)) != base
-    assert likeness(wish(0, Local(epochs=2, batch=4))) != base
-    assert likeness(wish(0, local, pulled=True)) != base
-    assert likeness(wish(0, local, masks(0))) not in (base, None)
-    stronger = wish(0, local, pulled=True)
-    stronger.edits[0] = Pull(stronger.edits[0].towards, 0.6)
-    assert likeness(stronger) != likeness(wish(0, local, pulled=True))
+    base = likeness(job(0, local))
+    assert likeness(job(3, local)) == base
+    assert likeness(job(0, local, rows=9)) != base
+    assert likeness(job(0, Local(epochs=2, batch=4))) != base
+    assert likeness(job(0, local, pulled=True)) != base
+    assert likeness(job(0, local, masks(0))) not in (base, None)
+    stronger = job(0, local, pulled=True)
+    stronger.edits[0] = ProximalTerm(stronger.edits[0].towards, 0.6)
+    assert likeness(stronger) != likeness(job(0, local, pulled=True))
 
 
 def test_what_cannot_be_stacked_stands_alone():
     local = Local(epochs=1, batch=4)
-    assert likeness(wish(0, local, Turns((CrossEntropy(),), (0, 0, 0)))) is None
-    assert likeness(wish(0, local, rows=0)) is None
-    unknown = copy.copy(wish(0, local))
+    assert likeness(job(0, local, Turns((CrossEntropy(),), (0, 0, 0)))) is None
+    assert likeness(job(0, local, rows=0)) is None
+    unknown = copy.copy(job(0, local))
     unknown.edits.append(lambda grads, weights: grads)
     assert likeness(unknown) is None
 

@@ -6,14 +6,14 @@ from torch import nn
 from torch.nn import functional
 
 from potluck.core import Model, stream
-from potluck.learn import Watched, stops, taps
-from potluck.models import Menagerie, make_spec
+from potluck.learn import TappedNetwork, tap_shapes, taps
+from potluck.models import ModelZoo, make_spec
 
 
 def channels(net, example):
     """The shape of what leaves each tap, without the batch."""
     names = taps(net, example)
-    with Watched(net, names) as watched:
+    with TappedNetwork(net, names) as watched:
         return [tuple(found.shape[1:]) for found in watched(example)[1]]
 
 
@@ -28,24 +28,24 @@ def channels(net, example):
 )
 def test_the_papers_networks_are_tapped_at_the_last_output_of_each_resolution(name, found):
     spec = make_spec(name, input=(3, 32, 32), classes=10)
-    assert [(stop.channels, stop.height) for stop in stops(spec, Menagerie(spec))] == found
+    assert [(stop.channels, stop.height) for stop in tap_shapes(spec, ModelZoo(spec))] == found
 
 
 def test_dense_networks_are_tapped_at_their_hidden_activations():
     spec = make_spec("mlp", input=(1, 8, 8), classes=10, hidden=5, depth=2)
-    zoo = Menagerie(spec)
-    assert [(stop.name, stop.channels, stop.places) for stop in stops(spec, zoo)] == [
+    zoo = ModelZoo(spec)
+    assert [(stop.name, stop.channels, stop.places) for stop in tap_shapes(spec, zoo)] == [
         ("stem", 5, 1), ("body.0", 5, 1), ("body.1", 5, 1),
     ]  # fmt: skip
     net = zoo.build(Model(spec), stream(0))
-    with Watched(net, ["stem"]) as watched:
+    with TappedNetwork(net, ["stem"]) as watched:
         assert (watched(torch.randn(3, 1, 8, 8))[1][0] >= 0).all()  # after the activation
 
 
 @pytest.mark.parametrize(("name", "sizes"), [("transformer", {}), ("bert", {"vocab": 30})])
 def test_the_blocks_of_a_text_are_columns_of_tokens(name, sizes):
     spec = make_spec(name, depth=2, input=(7,), classes=20, **sizes)
-    found = stops(spec, Menagerie(spec))
+    found = tap_shapes(spec, ModelZoo(spec))
     assert [stop.name for stop in found] == ["body.0", "body.1"]
     assert {(stop.height, stop.width) for stop in found} == {(7, 1)}
 
@@ -102,7 +102,7 @@ def test_looking_leaves_a_network_as_it_was():
 
 def test_watching_leaves_running_statistics_unless_they_are_gathered():
     net, x = Own().train(), torch.randn(4, 1, 12, 12)
-    with Watched(net, taps(net, x)) as watched:
+    with TappedNetwork(net, taps(net, x)) as watched:
         watched(x)
         assert net.trunk[1].running_mean.tolist() == [0.0, 0.0, 0.0]
         watched(x, gather=True)

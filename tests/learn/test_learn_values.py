@@ -7,7 +7,16 @@ import torch
 from torch import nn
 
 from potluck.core import NOTHING, Examples, Model, Spec
-from potluck.learn import Classify, CrossEntropy, Frozen, Pull, changed, clipped, form, leaves
+from potluck.learn import (
+    Classify,
+    CrossEntropy,
+    Frozen,
+    ProximalTerm,
+    clip_gradients,
+    map_tensors,
+    structure_key,
+    tensor_leaves,
+)
 
 
 def test_fp1_the_pull_is_the_gradient_of_the_penalty():
@@ -15,32 +24,35 @@ def test_fp1_the_pull_is_the_gradient_of_the_penalty():
     w, x = torch.tensor([1.0, 2.0], requires_grad=True), torch.zeros(2)
     penalty = 0.1 / 2 * (w - x).square().sum()
     assert penalty.item() == pytest.approx(0.25)
-    pulled = Pull({"w": x}, 0.1)({"w": torch.zeros(2)}, {"w": w.detach()})
+    pulled = ProximalTerm({"w": x}, 0.1)({"w": torch.zeros(2)}, {"w": w.detach()})
     assert torch.equal(pulled["w"], torch.autograd.grad(penalty, w)[0])
     assert pulled["w"].tolist() == pytest.approx([0.1, 0.2])
 
 
 def test_fp2_where_weights_have_not_moved_there_is_no_pull():
     grads = {"w": torch.tensor([3.0, -0.5])}
-    assert Pull({"w": torch.tensor([1.0, 2.0])}, 0.1)(grads, {"w": torch.tensor([1.0, 2.0])})["w"].tolist() == [3, -0.5]
+    assert ProximalTerm({"w": torch.tensor([1.0, 2.0])}, 0.1)(grads, {"w": torch.tensor([1.0, 2.0])})["w"].tolist() == [
+        3,
+        -0.5,
+    ]
 
 
 def test_a_pull_adds_to_the_gradient_and_leaves_the_given_one_alone():
     grads = {"w": torch.tensor([1.0])}
-    assert Pull({"w": torch.tensor([4.0])}, 0.5)(grads, {"w": torch.tensor([2.0])})["w"].item() == 0
+    assert ProximalTerm({"w": torch.tensor([4.0])}, 0.5)(grads, {"w": torch.tensor([2.0])})["w"].item() == 0
     assert grads["w"].item() == 1
 
 
 def test_a_pull_leaves_out_what_is_not_trained():
     towards = {"w": torch.zeros(1), "running_mean": torch.zeros(1)}
-    assert set(Pull(towards, 1.0)({"w": torch.ones(1)}, {"w": torch.ones(1)})) == {"w"}
+    assert set(ProximalTerm(towards, 1.0)({"w": torch.ones(1)}, {"w": torch.ones(1)})) == {"w"}
 
 
 def test_clipped_scales_all_tensors_by_the_same_factor():
     """The norm of (3, 4) is 5."""
-    short = clipped([torch.tensor([3.0]), torch.tensor([[4.0]])], 1.0)
+    short = clip_gradients([torch.tensor([3.0]), torch.tensor([[4.0]])], 1.0)
     assert [g.item() for g in short] == pytest.approx([0.6, 0.8], rel=1e-5)
-    assert [g.item() for g in clipped([torch.tensor([3.0]), torch.tensor([4.0])], 6.0)] == [3, 4]
+    assert [g.item() for g in clip_gradients([torch.tensor([3.0]), torch.tensor([4.0])], 6.0)] == [3, 4]
 
 
 class Scores(nn.Module):
@@ -118,27 +130,27 @@ def test_a_problems_loss_is_a_value():
 
 
 def test_values_of_one_form_differ_in_nothing_but_numbers():
-    one, other = (Pull({"w": torch.full((2,), number)}, 0.5) for number in (1.0, 2.0))
-    assert form(one) == form(other)
-    assert form(one) != form(Pull({"w": torch.ones(2)}, 0.6))
-    assert form(one) != form(Pull({"w": torch.ones(3)}, 0.5))
-    assert form(one) != form(Pull({"v": torch.ones(2)}, 0.5))
-    assert form([one]) != form(one)
+    one, other = (ProximalTerm({"w": torch.full((2,), number)}, 0.5) for number in (1.0, 2.0))
+    assert structure_key(one) == structure_key(other)
+    assert structure_key(one) != structure_key(ProximalTerm({"w": torch.ones(2)}, 0.6))
+    assert structure_key(one) != structure_key(ProximalTerm({"w": torch.ones(3)}, 0.5))
+    assert structure_key(one) != structure_key(ProximalTerm({"v": torch.ones(2)}, 0.5))
+    assert structure_key([one]) != structure_key(one)
 
 
 def test_a_network_in_a_value_goes_by_which_it_is():
     net, twin = nn.Linear(2, 2), nn.Linear(2, 2)
-    assert form(Frozen(net)) == form(Frozen(net)) != form(Frozen(twin))
+    assert structure_key(Frozen(net)) == structure_key(Frozen(net)) != structure_key(Frozen(twin))
 
 
 def test_the_tensors_of_a_value_come_in_an_order_of_their_names():
-    pull = Pull({"b": torch.tensor(2.0), "a": torch.tensor(1.0)}, 0.5)
-    assert [float(tensor) for tensor in leaves((pull, [torch.tensor(3.0)]))] == [1.0, 2.0, 3.0]
+    pull = ProximalTerm({"b": torch.tensor(2.0), "a": torch.tensor(1.0)}, 0.5)
+    assert [float(tensor) for tensor in tensor_leaves((pull, [torch.tensor(3.0)]))] == [1.0, 2.0, 3.0]
 
 
 def test_a_value_can_have_other_tensors_in_the_same_places():
-    pull = Pull({"w": torch.ones(2)}, 0.5)
-    doubled = changed((pull, Model(Spec("x"), {"w": torch.ones(1)}), "text"), lambda tensor: tensor * 2)
+    pull = ProximalTerm({"w": torch.ones(2)}, 0.5)
+    doubled = map_tensors((pull, Model(Spec("x"), {"w": torch.ones(1)}), "text"), lambda tensor: tensor * 2)
     assert doubled[0].towards["w"].tolist() == [2.0, 2.0]
     assert doubled[1].arrays["w"].tolist() == [2.0]
     assert (doubled[0].strength, doubled[2]) == (0.5, "text")
@@ -147,4 +159,4 @@ def test_a_value_can_have_other_tensors_in_the_same_places():
 
 def test_what_may_hide_numbers_is_refused():
     with pytest.raises(TypeError, match="a function is no value that can be looked into"):
-        form(lambda net, batch: None)
+        structure_key(lambda net, batch: None)

@@ -10,12 +10,12 @@ from torch.nn import functional
 
 from potluck.core import Examples, Local, Model, Work, stream
 from potluck.learn import (
-    Bridge,
     CrossEntropy,
+    FeatureMatching,
     Meta,
-    Stop,
+    Tap,
+    TappedNetwork,
     Transfer,
-    Watched,
     Wire,
     fidelity,
     fit,
@@ -23,7 +23,7 @@ from potluck.learn import (
     through_steps,
 )
 from potluck.learn.teach import effort
-from potluck.models import Menagerie, make_spec
+from potluck.models import ModelZoo, make_spec
 
 
 @pytest.fixture(autouse=True)
@@ -98,15 +98,17 @@ def transfer(wire, gather=True):
     teacher, student = conv(3, 4, 5), conv(2, 3)
     ends = [ends_of(net) for net in (teacher, student)]
     learned = wire.loss in ("full", "location")
-    bridge = Bridge(*ends, learned, wire.meta_layers, wire.loc_norm == "softmax") if wire.loss != "ce" else None
+    bridge = (
+        FeatureMatching(*ends, learned, wire.meta_layers, wire.loc_norm == "softmax") if wire.loss != "ce" else None
+    )
     return Transfer(teacher, student, bridge, Meta.newborn(bridge, stream(0, "meta")), wire, gather)
 
 
 def ends_of(net):
     names = taps(net, torch.zeros(2, 1, 6, 6))
-    with Watched(net, names) as watched:
+    with TappedNetwork(net, names) as watched:
         maps = watched(torch.zeros(2, 1, 6, 6))[1]
-    return tuple(Stop(name, *found.shape[1:]) for name, found in zip(names, maps, strict=True))
+    return tuple(Tap(name, *found.shape[1:]) for name, found in zip(names, maps, strict=True))
 
 
 @pytest.mark.parametrize("layers", [1, 2])
@@ -176,7 +178,7 @@ def test_on_digits_bilevel_training_keeps_what_matters_and_joint_training_switch
     )
     learned, public = whole.pick(torch.arange(800)), whole.pick(torch.arange(800, 900))
     wide, small = (make_spec(name, input=(1, 8, 8), classes=10) for name in ("cnn", "lenet"))
-    zoo = Menagerie(wide)
+    zoo = ModelZoo(wide)
     teacher = zoo.build(Model(wide), stream(0))
     fit(teacher, learned, Local(batch=32), 0.1, CrossEntropy(), rng=stream(1))
     found = {}
@@ -255,7 +257,7 @@ class Attending(nn.Module):
 def test_a_users_fused_attention_can_be_looked_through():
     torch.manual_seed(0)
     teacher, student = Attending(), Attending()
-    bridge = Bridge(ends_of(teacher), ends_of(student))
+    bridge = FeatureMatching(ends_of(teacher), ends_of(student))
     meta = Meta.newborn(bridge, stream(0))
     assert Transfer(teacher, student, bridge, meta, Wire(epochs=1), True).run(rows(), 0.1, stream(0)).steps == 1
     assert meta.count.item() == 1
@@ -308,7 +310,7 @@ def test_work_that_cannot_be_recorded_is_done_as_it_is(monkeypatch):
     def refuses(*args):
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
-    monkeypatch.setattr("potluck.learn.tape.Tape", refuses)
+    monkeypatch.setattr("potluck.learn.capture.Tape", refuses)
     made = transfer(Wire(epochs=4, batch=12))
     made.reels[True].recordings.wanted = True
     with pytest.warns(UserWarning, match="not recorded .* capturing$"):
@@ -321,7 +323,7 @@ def test_looking_ahead_through_groups_does_not_take_a_convolution_for_each():
     torch.manual_seed(0)
     grouped = nn.Sequential(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3, groups=32), nn.ReLU())
     nets = conv(3, 4), nn.Sequential(*grouped, nn.Flatten(), nn.Linear(128, 3))
-    bridge = Bridge(*map(ends_of, nets))
+    bridge = FeatureMatching(*map(ends_of, nets))
     made = Transfer(*nets, bridge, Meta.newborn(bridge, stream(0)), Wire(epochs=1, batch=12), True)
     with torch.profiler.profile() as seen:
         made.run(rows(), 0.1, stream(0))
@@ -352,7 +354,7 @@ def test_adam_is_torchs():
 def test_work_by_hand():
     """Three states ahead: a step that counts, three, one at the end, and three times three back."""
     teacher, student = Work(300, 40, 100, 10), Work(60, 8, 20, 2)
-    bridge = Bridge((Stop("t", 2, 1, 1),), (Stop("s", 2, 1, 1),))
+    bridge = FeatureMatching((Tap("t", 2, 1, 1),), (Tap("s", 2, 1, 1),))
     assert bridge.flops() == 8
     assert effort(Wire(), bridge, teacher, student, 2, 6, 6) == (
         3 * (14 * 60 + 100) + 6 * 3 * 8 * 9,

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from potluck.core import NOTHING, Client, Examples, Model, Reply, Round, Tier, on_client, stream
-from potluck.engines import Desk, Serial, World
+from potluck.engines import Dispatcher, Serial, SimulationContext
 from potluck.learn import Classify
-from potluck.models import Menagerie, make_spec, tier_spec
+from potluck.models import ModelZoo, make_spec, tier_spec
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Shard:
     labels: tuple[int, ...] = (0, 1)
 
 
-class Shelf:
+class ClientDatasets:
     """Shards by client; the public set is empty."""
 
     public = NOTHING
@@ -35,7 +35,7 @@ def zoo(*depths, norm="none", **more):
     full = make_spec("mlp", input=(2,), classes=2, hidden=1, depth=max((*depths, *more.values())), norm=norm)
     named = {**{f"d{depth}": depth for depth in depths}, **more}
     tiers = [Tier(name, 1.0, None, depth, tier_spec(full, None, depth)) for name, depth in named.items()]
-    return Menagerie(full, tiers)
+    return ModelZoo(full, tiers)
 
 
 def data(samples, values=(0.0, 0.0)):
@@ -78,17 +78,17 @@ class Play:
     """A federation of hand-made clients: ``{"c1": ("d2", data(10)), ...}``."""
 
     method: object
-    zoo: Menagerie
+    zoo: ModelZoo
     clients: dict
     seed: int = 0
 
     def __post_init__(self):
         tiers = {tier.name: tier for tier in self.zoo.tiers}
         self.everyone = [Client(id, tiers[tier]) for id, (tier, _) in self.clients.items()]
-        shelf = Shelf({id: Shard(train) for id, (_, train) in self.clients.items()})
+        datasets = ClientDatasets({id: Shard(train) for id, (_, train) in self.clients.items()})
         self.memories = {}
-        world = World(self.method, self.zoo, shelf, Classify(2), self.seed)
-        self.desk = Desk(Serial(world), self.method, self.zoo, recall=self.memories.get)
+        context = SimulationContext(self.method, self.zoo, datasets, Classify(2), self.seed)
+        self.dispatcher = Dispatcher(Serial(context), self.method, self.zoo, recall=self.memories.get)
 
     def init(self):
         return self.method.init(self.zoo, stream(self.seed, "init"))
@@ -100,7 +100,7 @@ class Play:
         def recruit(wanted):
             return [client for client in self.everyone if wanted(client)]
 
-        self.session = self.desk.open(index)
+        self.session = self.dispatcher.open(index)
         now = Round(
             index, cohort, len(self.everyone), self.zoo, self.seed, self.session.send, self.session.fold, recruit
         )

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from made_round import Play, Shard, Shelf, data, zoo
+from made_round import ClientDatasets, Play, Shard, data, zoo
 
 from potluck.core import SERVER, Examples, Local, Model, Reply, on_client
-from potluck.engines import Desk, Serial, World
+from potluck.engines import Dispatcher, Serial, SimulationContext
 from potluck.learn import Classify
-from potluck.models import Menagerie
+from potluck.models import ModelZoo
 
 STILL = Local(lr=1.0, steps=0)
 """Clients that do not train on their own data; what they are taught has a learning rate of one."""
@@ -33,7 +33,7 @@ def saying(method):
 
 def biased(spec, scores):
     """A model that says this of everything."""
-    shapes = Menagerie(spec).shapes(spec)
+    shapes = ModelZoo(spec).shapes(spec)
     arrays = {name: torch.zeros(shape) for name, (shape, _) in shapes.items()}
     return Model(spec, {**arrays, "head.bias": torch.as_tensor(scores, dtype=torch.float32)})
 
@@ -46,10 +46,12 @@ class Speaking(Play):
         self.public = Examples({"x": torch.ones(4, 2), **({"y": torch.tensor(labels)} if labels else {})})
         self.zoo = replace(self.zoo, public=4)
         super().__post_init__()
-        shelf = Shelf({id: Shard(train) for id, (_, train) in self.clients.items()} | {SERVER: Shard(self.public)})
-        shelf.public = self.public
-        world = World(self.method, self.zoo, shelf, Classify(2), self.seed)
-        self.desk = Desk(Serial(world), self.method, self.zoo, recall=self.memories.get)
+        datasets = ClientDatasets(
+            {id: Shard(train) for id, (_, train) in self.clients.items()} | {SERVER: Shard(self.public)}
+        )
+        datasets.public = self.public
+        context = SimulationContext(self.method, self.zoo, datasets, Classify(2), self.seed)
+        self.dispatcher = Dispatcher(Serial(context), self.method, self.zoo, recall=self.memories.get)
 
     def keep(self, **scores):
         """Clients that already have a model, which says this."""
@@ -77,7 +79,7 @@ def unlabelled(method):
 def net(*scores):
     """A live network that says this of everything."""
     spec = zoo(1).full
-    return Menagerie(spec).build(biased(spec, scores))
+    return ModelZoo(spec).build(biased(spec, scores))
 
 
 def value(loss, live, **batch):

@@ -128,7 +128,7 @@ def learned(method, heard, known, kept=(0.0, 0.0)):
     play = two(method)
     rows = {"kept": torch.tensor([kept] * 4), "known": torch.tensor([known] * 4), "heard": torch.tensor([[heard] * 4])}
     start = biased(play.zoo.full, [0.0, 1.0])
-    (reply,) = play.desk.open(0).send([Task("learn", SERVER, models={"model": start}, arrays=rows)])
+    (reply,) = play.dispatcher.open(0).send([Task("learn", SERVER, models={"model": start}, arrays=rows)])
     return reply.models["model"].arrays["head.bias"]
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from made_round import Play, data, telling, zeros, zoo
 
-from potluck.core import Bag, Local, digest, stream
+from potluck.core import FrozenDict, Local, digest, stream
 from potluck.methods import (
     METHODS,
     AllLarge,
@@ -240,7 +240,7 @@ def test_so1_to_so3_through_two_rounds(rule, expected):
 def test_a_rules_memory_lives_in_the_state():
     play = Play(FedAdam(), zoo(1), people("d1"))
     start = play.init()
-    assert start.slots == Bag()
+    assert start.slots == FrozenDict()
     after = play.round(start)
     assert set(after.slots) == {"m", "v"}
     assert set(after.slots["m"]) == set(moved(start))

@@ -11,10 +11,10 @@ from tiny_runs import killed_after
 from torch import nn
 
 from potluck.core import Local, Reply, SettingsError, Tier, digest, stream
-from potluck.learn import Contrast, CrossEntropy, Frozen, Pull, carried, contrast, recalled
+from potluck.learn import ContrastiveLoss, CrossEntropy, Frozen, ProximalTerm, carried, contrast, recalled
 from potluck.ledger import Memories
 from potluck.methods import MOON, SCAFFOLD, FedAvg, FedNova, FedProx
-from potluck.models import Menagerie, make_spec, register
+from potluck.models import ModelZoo, make_spec, register
 from potluck.parts import Adam, Momentum
 from potluck.run import experiment, resume, run
 
@@ -96,14 +96,14 @@ def test_fp1_the_pull_is_the_gradient_of_the_penalty():
     w, x = torch.tensor([1.0, 2.0], requires_grad=True), torch.zeros(2)
     penalty = 0.1 / 2 * (w - x).square().sum()
     assert penalty.item() == pytest.approx(0.25)
-    pulled = Pull({"w": x}, 0.1)({"w": torch.zeros(2)}, {"w": w.detach()})["w"]
+    pulled = ProximalTerm({"w": x}, 0.1)({"w": torch.zeros(2)}, {"w": w.detach()})["w"]
     assert pulled.tolist() == pytest.approx([0.1, 0.2])
     assert torch.allclose(pulled, torch.autograd.grad(penalty, w)[0])
 
 
 def test_fp2_where_it_started_a_client_feels_no_pull():
     w = torch.tensor([1.0, 2.0])
-    assert Pull({"w": w}, 0.1)({"w": torch.zeros(2)}, {"w": w})["w"].tolist() == [0, 0]
+    assert ProximalTerm({"w": w}, 0.1)({"w": torch.zeros(2)}, {"w": w})["w"].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("share", SHARES)
@@ -340,7 +340,7 @@ def test_the_contrast_is_between_projected_features_where_a_head_projects():
     net, received, previous = Projecting(), Projecting(), Projecting()
     batch = {"x": torch.randn(6, 2), "y": torch.tensor([0, 1, 0, 1, 0, 1])}
     kept = digest(dict(received.state_dict()))
-    loss = Contrast(CrossEntropy(), Frozen(received), Frozen(previous), 5.0, 0.5)
+    loss = ContrastiveLoss(CrossEntropy(), Frozen(received), Frozen(previous), 5.0, 0.5)
     value = loss(net.train(), batch)
     expected = contrast(
         projected(net, batch["x"]), projected(received, batch["x"]), projected(previous, batch["x"]), 0.5
@@ -355,7 +355,7 @@ def test_the_contrast_is_between_projected_features_where_a_head_projects():
 def test_a_network_with_a_projecting_head_trains():
     register("drift-test-projecting", Projecting)
     spec = make_spec("drift-test-projecting", input=(2,), classes=2)
-    networks = Menagerie(spec, [Tier("phone", spec=spec)])
+    networks = ModelZoo(spec, [Tier("phone", spec=spec)])
     local = replace(TRAINING, batch=5)  # a batch of one row has no batch statistics
     methods = (MOON(local, mu=5.0), FedAvg(local))
     ours, theirs = (after(method, 3, "phone", "phone", networks=networks) for method in methods)
@@ -373,7 +373,7 @@ def test_label_masks_work_with_it(kind):
 def test_the_first_time_there_is_nothing_to_contrast():
     """With features of several entries: those of a single unit all point the same way."""
     spec = make_spec("mlp", input=(2,), classes=2, hidden=6, depth=1)
-    wide = Menagerie(spec, [Tier("phone", spec=spec)])
+    wide = ModelZoo(spec, [Tier("phone", spec=spec)])
 
     def trained(method, rounds):
         return after(method, rounds, "phone", "phone", networks=wide)
@@ -397,13 +397,13 @@ def test_clients_are_drawn_to_what_they_received_and_away_from_what_they_had():
     drawn = {}
 
     @dataclass(frozen=True)
-    class Watched(MOON):
+    class TappedNetwork(MOON):
         def loss(self, task, device):
             made = super().loss(task, device)
             drawn[task.to] = [digest(dict(each.net.state_dict())) for each in (made.towards, made.away)]
             return made
 
-    play = Play(Watched(TRAINING), zoo(2), people("d2", "d2"))
+    play = Play(TappedNetwork(TRAINING), zoo(2), people("d2", "d2"))
     start = play.init()
     state = play.round(start)
     assert drawn["c0"] == [digest(start.model.arrays)] * 2
@@ -417,7 +417,7 @@ def test_a_network_without_a_head_is_refused():
     register("drift-test-headless", lambda: nn.Sequential(nn.Flatten(), nn.Linear(2, 3), nn.Linear(3, 2)))
     spec = make_spec("drift-test-headless", input=(2,), classes=2)
     with pytest.raises(SettingsError, match="no part called head"):
-        MOON().check(Menagerie(spec, [Tier("phone", spec=spec)]))
+        MOON().check(ModelZoo(spec, [Tier("phone", spec=spec)]))
     MOON().check(zoo(1))
     with pytest.raises(ValueError, match="temperature = 0"):
         MOON(temperature=0.0)
@@ -434,8 +434,8 @@ def test_training_memory_counts_what_a_method_holds_beside_the_model():
         play.round(play.init())
         costs[kind] = play.session.entries[0].cost
     weights, base = play.zoo.cost(play.zoo.full, 4).parameter_bytes, costs[FedAvg]
-    beside = {kind: cost.memory - base.memory for kind, cost in costs.items()}
-    assert beside == {FedAvg: 0, FedProx: weights, SCAFFOLD: weights, FedNova: 0, MOON: 2 * weights}
+    with_columns = {kind: cost.memory - base.memory for kind, cost in costs.items()}
+    assert with_columns == {FedAvg: 0, FedProx: weights, SCAFFOLD: weights, FedNova: 0, MOON: 2 * weights}
     assert costs[MOON].flops == pytest.approx(base.flops * 5 / 3, rel=0.01)
     assert costs[SCAFFOLD].flops == base.flops
     assert costs[SCAFFOLD].bytes_down == costs[SCAFFOLD].bytes_up == 2 * base.bytes_up

@@ -17,11 +17,11 @@ from potluck.learn import (
     dissenting,
     divergence,
     mean_scores,
-    predicted,
+    predict_logits,
 )
 from potluck.methods import FedDF, FedET
 from potluck.methods.feddf import Distillation
-from potluck.models import Menagerie, make_spec
+from potluck.models import ModelZoo, make_spec
 
 # FedDF
 
@@ -55,7 +55,7 @@ def test_df2_a_student_that_is_its_only_teacher_has_nothing_to_learn():
     target = torch.tensor([[0.3, -1.2]])
     assert float(divergence(target, target)) == 0.0
     only = net(0.3, -1.2)
-    loss = Follow()(only, {"x": torch.ones(1, 2), "scores": predicted(only, Examples({"x": torch.ones(1, 2)}))})
+    loss = Follow()(only, {"x": torch.ones(1, 2), "scores": predict_logits(only, Examples({"x": torch.ones(1, 2)}))})
     grads = torch.autograd.grad(loss, list(only.parameters()))
     assert all(float(grad.abs().max()) < 1e-7 for grad in grads)
 
@@ -136,5 +136,5 @@ def test_the_large_model_learns_what_is_agreed_on_and_its_layer_with_it():
 def test_a_head_of_another_shape_stays_its_architectures_own():
     full = make_spec("lenet", input=(1, 8, 8), classes=2)
     other = make_spec("cnn", input=(1, 8, 8), classes=2)
-    made = Menagerie(full, [Tier("l", spec=full), Tier("c", spec=other)], public=4)
+    made = ModelZoo(full, [Tier("l", spec=full), Tier("c", spec=other)], public=4)
     assert [spec.family for spec in FedET().heads(made)] == ["lenet"]

@@ -9,9 +9,9 @@ import torch
 from made_round import Play, data, zoo
 
 from potluck.core import Local, Model, Round, SettingsError, Task, digest, stream
-from potluck.learn import Joint, Project, Pull, Sum
+from potluck.learn import Joint, Project, ProximalTerm, Sum
 from potluck.methods import FedIN, FedProx
-from potluck.models import Menagerie, make_spec, tier_spec
+from potluck.models import ModelZoo, make_spec, tier_spec
 from potluck.run import experiment, resume, run
 
 LOCAL = Local(lr=0.1, epochs=2, batch=8)
@@ -64,7 +64,7 @@ def test_fi3_the_pull_is_fedproxs_with_mu_a_tenth():
     made = play(FedIN(LOCAL))
     state = made.init()
     (pull,) = made.method.edits(Task("train", "c0", models={"model": state.model}), None)
-    assert isinstance(pull, Pull)
+    assert isinstance(pull, ProximalTerm)
     moved = {"head.bias": state.model.arrays["head.bias"] + torch.tensor([1.0, 2.0])}
     found = pull({"head.bias": torch.zeros(2)}, moved)["head.bias"]
     assert found.tolist() == pytest.approx([0.1, 0.2], abs=1e-6)
@@ -133,7 +133,7 @@ def test_all_clients_of_a_round_get_the_same_lent_samples_unless_their_own_are_l
         assert not any(bool((arrays["in"] == one).all(1).any()) for one in own if float(one) != 0.0)
 
 
-class Stop(Exception):
+class Tap(Exception):
     """Enough was seen."""
 
 
@@ -143,9 +143,9 @@ def lent_in(made, state):
 
     def fold(tasks, mean, held, weigh):
         found.update({task.to: task.arrays for task in tasks})
-        raise Stop
+        raise Tap
 
-    with pytest.raises(Stop):
+    with pytest.raises(Tap):
         made.method.round(state, Round(1, made.everyone, 3, made.zoo, 0, None, fold, None))
     return found
 
@@ -200,12 +200,12 @@ def test_the_settings_choose_how_gradients_meet():
 
 
 def test_without_anything_lent_the_loss_is_the_problems_own():
-    class Desk:
+    class Dispatcher:
         problem = type("Problem", (), {"loss": "its own"})()
 
-    assert FedIN().loss(Task("train", "c0"), Desk()) == "its own"
+    assert FedIN().loss(Task("train", "c0"), Dispatcher()) == "its own"
     lent = {"in": torch.zeros(1), "out": torch.zeros(1)}
-    found = FedIN(gather=True).loss(Task("train", "c0", arrays=lent), Desk())
+    found = FedIN(gather=True).loss(Task("train", "c0", arrays=lent), Dispatcher())
     assert isinstance(found, Joint)
     assert (found.main, found.reach, found.aside.gather) == ("its own", "body.", True)
 
@@ -231,7 +231,7 @@ RESNETS = [tier_spec(RESNET26, None, depth) for depth in DEPTHS]
 
 def test_an_upload_is_the_model_and_one_batch_of_features():
     """TABLES D.4: 12.35 M values against 12.28 M, on ResNet-10/14/18/22/26 at batch 16; .29 MB of features."""
-    made, method = Menagerie(RESNET26), FedIN(Local(batch=16))
+    made, method = ModelZoo(RESNET26), FedIN(Local(batch=16))
     trained, lent = [], []
     for spec in RESNETS:
         expected = method.expects(Task("train", "c", models={"model": Model(spec)}), made)
@@ -246,7 +246,7 @@ def test_an_upload_is_the_model_and_one_batch_of_features():
 
 def test_blocks_are_owned_as_the_paper_has_it():
     """METHODS 13.6: s.0 by all five; 3.1, 4.1 by four; 1.1, 2.1 by three; 3.2, 4.2 by two; the rest by one."""
-    names = [Menagerie(RESNET26).shapes(spec) for spec in RESNETS]
+    names = [ModelZoo(RESNET26).shapes(spec) for spec in RESNETS]
     owners = {
         block: sum(f"body.{block}.first.conv.weight" in tensors for tensors in names)
         for block in ("0.0", "3.0", "2.1", "3.1", "0.1", "1.1", "2.2", "3.2", "0.2", "1.2")

@@ -9,7 +9,7 @@ from made_round import Play, data, zoo
 from potluck.core import SERVER, Client, Local, Model, Reply, SettingsError, Tier, digest, on_client, stream
 from potluck.methods import FedAdam, FedAdamW, InclusiveFL
 from potluck.methods.frames.ladder import ladder
-from potluck.models import Menagerie, make_spec, tier_spec
+from potluck.models import ModelZoo, make_spec, tier_spec
 from potluck.parts import Adam, AdamW, Replace
 
 SAID = {}
@@ -423,7 +423,7 @@ def test_a_federation_without_depths_is_refused():
     full = make_spec("mlp", input=(2,), classes=2, hidden=4, depth=2)
     tiers = [Tier(name, spec=tier_spec(full, width)) for name, width in (("narrow", 0.5), ("wide", 1.0))]
     with pytest.raises(SettingsError, match=r"'narrow' is not the bottom of 'wide'\. Give each \[\[tier\]\] a depth"):
-        InclusiveFL().check(Menagerie(full, tiers))
+        InclusiveFL().check(ModelZoo(full, tiers))
     with pytest.raises(SettingsError, match=r"method\.rates = \[0\.1\] must hold a rate for each of 2 tiers"):
         InclusiveFL(rates=(0.1,)).check(zoo(1, 2))
     InclusiveFL(rates=(0.1, 0.2)).check(zoo(1, 2))
@@ -435,7 +435,7 @@ def test_a_federation_without_depths_is_refused():
 def deep(name, depths, **options):
     full = make_spec(name, depth=depths[-1], **options)
     tiers = [Tier(str(depth), spec=tier_spec(full, depth=depth)) for depth in depths]
-    return Menagerie(full, tiers)
+    return ModelZoo(full, tiers)
 
 
 ENCODER = {"input": (6,), "classes": 2, "hidden": 4, "heads": 2, "ffn": 6, "vocab": 9, "positions": 8, "dropout": 0}

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from made_round import Play, Shard, Shelf, data, zoo
+from made_round import ClientDatasets, Play, Shard, data, zoo
 from torch import nn
 
 from potluck.core import SERVER, Client, Examples, Local, Model, Reply, SettingsError, on_client
-from potluck.engines import Desk, Serial, World
+from potluck.engines import Dispatcher, Serial, SimulationContext
 from potluck.learn import Classify, Transfer, Wire, merged
 from potluck.methods import FedAvg, Moss
 from potluck.methods.moss import PROXY
-from potluck.models import Menagerie, make_spec, register
+from potluck.models import ModelZoo, make_spec, register
 from potluck.report import write_report
 from potluck.run import assemble, experiment, resume, run
 
@@ -40,10 +40,12 @@ class Federation(Play):
         public = Examples({"x": x, "y": torch.arange(6) % 2})
         self.zoo = replace(self.zoo, public=6)
         super().__post_init__()
-        shelf = Shelf({id: Shard(train) for id, (_, train) in self.clients.items()} | {SERVER: Shard(public)})
-        shelf.public = public
-        world = World(self.method, self.zoo, shelf, Classify(2), self.seed)
-        self.desk = Desk(Serial(world), self.method, self.zoo, recall=self.memories.get)
+        datasets = ClientDatasets(
+            {id: Shard(train) for id, (_, train) in self.clients.items()} | {SERVER: Shard(public)}
+        )
+        datasets.public = public
+        context = SimulationContext(self.method, self.zoo, datasets, Classify(2), self.seed)
+        self.dispatcher = Dispatcher(Serial(context), self.method, self.zoo, recall=self.memories.get)
 
     @property
     def transfers(self):
@@ -69,7 +71,7 @@ def saying(method):
 
 def biased(spec, scores, **more):
     """A model that says this of everything."""
-    shapes = Menagerie(spec).shapes(spec)
+    shapes = ModelZoo(spec).shapes(spec)
     arrays = {name: torch.zeros(shape) for name, (shape, _) in shapes.items()}
     given = {"head.bias": scores, **more}
     return Model(spec, arrays | {name: torch.as_tensor(value, dtype=torch.float32) for name, value in given.items()})

@@ -9,10 +9,10 @@ from made_round import data, zoo
 from speaking import STILL, Speaking, two
 
 from potluck.core import SERVER, Client, Examples, Local, Round, SettingsError, Tier
-from potluck.learn import beside
+from potluck.learn import with_columns
 from potluck.methods import DSFL, METHODS, FedDF, FedGEMS, FedMD
 from potluck.methods.feddf import Distillation
-from potluck.run import door, experiment, run
+from potluck.run import config, experiment, run
 
 FIVE = ["fedmd", "feddf", "dsfl", "fedgems", "fedet"]
 
@@ -52,7 +52,7 @@ def test_all_clients_of_a_round_speak_of_the_same_rows_and_each_round_of_others(
 
 
 def _now(play, index):
-    session = play.desk.open(index)
+    session = play.dispatcher.open(index)
     return Round(index, play.everyone, 2, play.zoo, 0, session.send, session.fold, lambda wanted: [])
 
 
@@ -74,16 +74,16 @@ def test_what_is_asked_about_public_rows_costs_a_forward_pass_of_each_on_clients
 
 def test_columns_beside_examples_follow_their_rows():
     examples = Examples({"x": torch.arange(4.0)[:, None]}, torch.tensor([3, 1]))
-    more = beside(examples, scores=torch.tensor([[30.0], [10.0]]))
+    more = with_columns(examples, scores=torch.tensor([[30.0], [10.0]]))
     assert more[torch.tensor([1])]["x"].tolist() == [[1.0]]
     assert more[torch.tensor([1])]["scores"].tolist() == [[10.0]]
 
 
 def test_settings_for_teaching_keep_what_they_do_not_name():
-    made = door.method({"name": "feddf", "teach": {"epochs": 2}}, Local())
+    made = config.method({"name": "feddf", "teach": {"epochs": 2}}, Local())
     assert (made.teach.optimiser, made.teach.lr, made.teach.epochs) == ("adam", 1e-3, 2)
     assert str(made.teach) == "epochs 2"
-    made = door.method({"name": "fedet", "teach": {"steps": 3}}, Local())
+    made = config.method({"name": "fedet", "teach": {"steps": 3}}, Local())
     assert (made.teach.lr, made.teach.momentum, made.teach.steps) == (5e-3, 0.9, 3)
 
 
@@ -93,7 +93,7 @@ def test_settings_for_teaching_keep_what_they_do_not_name():
 )
 def test_settings_out_of_range_are_refused_by_name(name, setting, value):
     with pytest.raises(SettingsError, match=rf"method\.{setting} = {value}"):
-        door.method({"name": name, setting: value}, Local())
+        config.method({"name": name, setting: value}, Local())
 
 
 UNEQUAL = [

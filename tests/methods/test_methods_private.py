@@ -169,7 +169,7 @@ def test_a_client_s_whole_model_can_be_exported_and_a_tier_s_cannot(hospitals, t
     run(settings(hospitals), tmp_path / "run")
     export(tmp_path / "run", tmp_path / "model", client="c1")
     net = load(tmp_path / "model")
-    labels = assemble(settings(hospitals)).world.shelf.shard("c1").labels
+    labels = assemble(settings(hospitals)).context.datasets.shard("c1").labels
     silent = [label for label in range(7) if label not in labels]
     assert net.head.classifier.bias[silent].tolist() == [NEVER] * len(silent)
     with pytest.raises(InputError, match="no model for tier 's' on the server; try --client c0"):

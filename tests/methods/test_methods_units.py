@@ -14,7 +14,7 @@ from potluck.methods import FedSkel, Hermes, TailorFL
 from potluck.methods.frames.merits import jaccard, popular, swapped, taylor, top
 from potluck.methods.frames.through import Shrink, Skeletal
 from potluck.methods.tailorfl import inputs
-from potluck.models import Menagerie, make_spec, tier_spec
+from potluck.models import ModelZoo, make_spec, tier_spec
 from potluck.parts import OverlapMean, Part, Place
 
 # Hermes
@@ -221,7 +221,7 @@ def test_every_device_is_tuned_by_what_the_others_held_before():
 
 def test_a_table_of_tokens_has_no_inputs_to_make_louder():
     full = make_spec("transformer", input=(6,), classes=12, depth=1)
-    networks = Menagerie(full, [Tier("half", 1.0, 0.5, None, tier_spec(full, 0.5, None))])
+    networks = ModelZoo(full, [Tier("half", 1.0, 0.5, None, tier_spec(full, 0.5, None))])
     found = inputs(networks.tiers[0].spec, networks)
     net = networks.build(Model(full), stream(0, "net"))
     tables = {f"{place}.weight" for place, layer in net.named_modules() if isinstance(layer, nn.Embedding)}
@@ -234,7 +234,7 @@ def test_a_table_of_tokens_has_no_inputs_to_make_louder():
 def test_tailorfl_refuses_a_tier_with_a_network_of_another_kind():
     other = make_spec("cnn", input=(1, 4, 4), classes=2)
     networks = zoo()
-    mixed = Menagerie(networks.full, [*networks.tiers, Tier("own", 1.0, None, None, other)])
+    mixed = ModelZoo(networks.full, [*networks.tiers, Tier("own", 1.0, None, None, other)])
     with pytest.raises(SettingsError, match="tier 'own' has a model of its own"):
         TailorFL().check(mixed)
 
@@ -298,7 +298,7 @@ def test_outside_the_skeleton_the_forward_pass_is_whole_and_no_gradient_enters(f
 
 
 def test_a_skeletons_round_mutes_layers_and_stops_norms():
-    networks = Menagerie(make_spec("cnn", input=(1, 4, 4), classes=2, width=2, depth=1), ())
+    networks = ModelZoo(make_spec("cnn", input=(1, 4, 4), classes=2, width=2, depth=1), ())
     device = Skeletons(networks, {"held": {"stem": bits(1, 0), "block0": bits(0, 1)}}, Classify(2))
     task = Task("train", "c0", models={"model": Model(networks.full)}, config={"whole": False})
     loss, (edit,) = FedSkel().loss(task, device), FedSkel().edits(task, device)
@@ -315,7 +315,7 @@ def test_a_skeletons_round_mutes_layers_and_stops_norms():
 
 @dataclass
 class Skeletons:
-    zoo: Menagerie
+    zoo: ModelZoo
     memory: dict
     problem: Classify
 

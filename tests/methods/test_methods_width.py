@@ -11,14 +11,14 @@ from potluck.learn import AtWidth, MaskedCrossEntropy, truths
 from potluck.methods import FedDropout, FedRolex, FjORD, HeteroFL
 from potluck.methods.fedrolex import window
 from potluck.methods.frames.averaging import class_rows
-from potluck.models import Menagerie, make_spec, tier_spec
+from potluck.models import ModelZoo, make_spec, tier_spec
 from potluck.parts import WHOLE, OverlapMean, part
 
 
 def zoo(*widths, model="mlp", **options):
     full = make_spec(model, input=(4,) if model == "mlp" else (1, 8, 8), classes=3, **options)
     tiers = [Tier(f"w{width}", width=width, spec=tier_spec(full, width)) for width in widths]
-    return Menagerie(full, tiers)
+    return ModelZoo(full, tiers)
 
 
 def now(menagerie, index=0, clients=()):
@@ -69,7 +69,7 @@ def test_rx5_heads_roll_each_for_itself_or_together_as_in_the_code(mode, expecte
 def test_hand_outs_differ_by_one_expression():
     menagerie = zoo(0.5, hidden=8, depth=1)
     kept = [
-        method.hand_out(client(menagerie), now(menagerie, 6))[1].place("body.0.linear.bias")
+        method.assign(client(menagerie), now(menagerie, 6))[1].place("body.0.linear.bias")
         for method in (HeteroFL(), FedRolex(), FedDropout())
     ]
     whole = torch.arange(8)
@@ -90,7 +90,7 @@ def test_fd2_a_client_draws_the_same_units_again_for_the_same_round_and_others_f
     menagerie = zoo(0.5, hidden=32)
 
     def drawn(id, index):
-        return FedDropout().hand_out(client(menagerie, id=id), now(menagerie, index))[1].units
+        return FedDropout().assign(client(menagerie, id=id), now(menagerie, index))[1].units
 
     assert drawn("c0", 3) == drawn("c0", 3)
     assert drawn("c0", 3) != drawn("c0", 4)
@@ -100,14 +100,14 @@ def test_fd2_a_client_draws_the_same_units_again_for_the_same_round_and_others_f
 def test_a_shared_draw_is_the_same_for_every_client_of_a_round():
     menagerie = zoo(0.5, hidden=32)
     method = FedDropout(shared_per_round=True)
-    one, other = (method.hand_out(client(menagerie, id=id), now(menagerie, 3))[1].units for id in ("c0", "c1"))
+    one, other = (method.assign(client(menagerie, id=id), now(menagerie, 3))[1].units for id in ("c0", "c1"))
     assert one == other
 
 
 def test_without_coupling_the_two_sides_of_a_residual_sum_carry_other_channels():
     menagerie = zoo(0.5, model="preresnet18", width=16)
-    loose = FedDropout(coupling="none").hand_out(client(menagerie), now(menagerie))[1]
-    tight = FedDropout().hand_out(client(menagerie), now(menagerie))[1]
+    loose = FedDropout(coupling="none").assign(client(menagerie), now(menagerie))[1]
+    tight = FedDropout().assign(client(menagerie), now(menagerie))[1]
     stream_rows = {
         name: dims
         for name, dims in menagerie.axes(menagerie.full).items()
@@ -126,7 +126,7 @@ def test_without_coupling_the_two_sides_of_a_residual_sum_carry_other_channels()
 def test_lm2_rows_of_classes_a_client_lacks_are_left_out_of_the_head():
     menagerie = zoo(0.5, hidden=2, depth=1)
     method = HeteroFL()
-    spec, held = method.hand_out(client(menagerie), now(menagerie))
+    spec, held = method.assign(client(menagerie), now(menagerie))
     arrays = held.take(menagerie.fresh(menagerie.full, stream(0)).arrays)
     reply = Reply(models={"model": Model(spec, arrays)}, metrics={"labels": [0, 2]})
     weights = method.weigh(reply, menagerie)
@@ -139,7 +139,7 @@ def test_lm2_rows_of_classes_a_client_lacks_are_left_out_of_the_head():
 def test_by_width_a_layer_counts_as_many_as_it_has_units():
     menagerie = zoo(0.5, hidden=6, depth=1)
     method = FedRolex(weighting="width", label_mask=False)
-    spec, held = method.hand_out(client(menagerie), now(menagerie))
+    spec, held = method.assign(client(menagerie), now(menagerie))
     arrays = held.take(menagerie.fresh(menagerie.full, stream(0)).arrays)
     weights = method.weigh(Reply(models={"model": Model(spec, arrays)}), menagerie)
     assert (weights["body.0.linear.weight"], weights["head.weight"]) == (3, 3)
@@ -148,9 +148,9 @@ def test_by_width_a_layer_counts_as_many_as_it_has_units():
 
 def test_a_narrow_network_trains_with_a_scaler_and_the_full_one_without():
     menagerie = zoo(0.25, 1.0, model="preresnet18", width=16)
-    small, large = (HeteroFL().hand_out(client(menagerie, tier), now(menagerie))[0] for tier in (0, 1))
+    small, large = (HeteroFL().assign(client(menagerie, tier), now(menagerie))[0] for tier in (0, 1))
     assert (small.options["scaler"], large.options["scaler"]) == (0.25, 1.0)
-    assert HeteroFL(scaler=False).hand_out(client(menagerie), now(menagerie))[0].options["scaler"] == 1.0
+    assert HeteroFL(scaler=False).assign(client(menagerie), now(menagerie))[0].options["scaler"] == 1.0
 
 
 def test_every_method_serves_the_first_units_whatever_it_trains():

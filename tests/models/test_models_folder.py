@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from potluck.core import InputError, Model, digest, stream
-from potluck.models import Menagerie, load, make_spec, save
+from potluck.models import ModelZoo, load, make_spec, save
 
 SPEC = make_spec("cnn", input=(1, 8, 8), classes=10, norm="running", width=4)
 
 
 @pytest.fixture
 def model():
-    return Menagerie(SPEC).fresh(SPEC, stream(0))
+    return ModelZoo(SPEC).fresh(SPEC, stream(0))
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_a_saved_network_comes_back_ready_to_evaluate(folder, model):
 
 def test_a_network_of_tokens_comes_back(tmp_path):
     spec = make_spec("bert", hidden=8, heads=2, ffn=6, vocab=12, input=(5,), classes=3)
-    model = Menagerie(spec).fresh(spec, stream(0))
+    model = ModelZoo(spec).fresh(spec, stream(0))
     save(tmp_path, model)
     net = load(tmp_path)
     assert digest(net.state_dict()) == digest(model.arrays)
@@ -59,7 +59,7 @@ def test_tensors_that_are_views_of_each_other_are_saved(tmp_path, model):
 
 
 def test_saving_again_replaces_the_model(folder):
-    other = Menagerie(SPEC).fresh(SPEC, stream(1))
+    other = ModelZoo(SPEC).fresh(SPEC, stream(1))
     save(folder, other)
     assert digest(load(folder).state_dict()) == digest(other.arrays)
 

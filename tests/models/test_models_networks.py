@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from potluck.core import Model, stream
-from potluck.models import Menagerie, make_spec
+from potluck.models import ModelZoo, make_spec
 
 NAMES = ("mlp", "lenet", "cnn", "resnet10", "resnet50", "preresnet18", "mobilenet_v2")
 NORMS = ("static", "running", "counted", "group", "none")
@@ -22,11 +22,11 @@ def small(name, norm="none", **options):
     if name == "resnet50":
         options = {"name": "resnet", "block": "bottleneck", "depth": (1, 1, 1, 1), **options}
     spec = make_spec(options.pop("name", name), norm=norm, **{**DIGITS, **options})
-    return Menagerie(spec).narrow(spec, 0.2) if name == "mobilenet_v2" else spec
+    return ModelZoo(spec).narrow(spec, 0.2) if name == "mobilenet_v2" else spec
 
 
 def born(spec):
-    return Menagerie(spec).build(Model(spec), stream(0, "test"))
+    return ModelZoo(spec).build(Model(spec), stream(0, "test"))
 
 
 def count(spec):
@@ -35,7 +35,7 @@ def count(spec):
 
 def trained(spec):
     """Shapes of the weights."""
-    zoo = Menagerie(spec)
+    zoo = ModelZoo(spec)
     return {name: entry for name, entry in zoo.shapes(spec).items() if name not in zoo.buffers(spec)}
 
 
@@ -56,7 +56,7 @@ def test_lenet_has_its_classic_61706_parameters_on_28x28_and_on_32x32():
 
 def test_resnets_have_the_parameters_of_the_fedin_paper():
     specs = [make_spec(f"resnet{layers}", input=(3, 32, 32), classes=10) for layers in (10, 14, 18, 22, 26)]
-    counts = [Menagerie(spec).cost(spec, 1).parameters for spec in specs]
+    counts = [ModelZoo(spec).cost(spec, 1).parameters for spec in specs]
     assert [round(count / 1e6, 3) for count in counts] == [4.903, 10.805, 11.174, 17.075, 17.445]
     assert round(sum(counts) / 5e6, 3) == 12.280
 
@@ -93,13 +93,13 @@ def test_preresnet18_has_the_parameters_one_counts_by_hand():
     # Against resnet18 (11,173,962): the norms of the stem (128) and of the three shortcuts (2 x 896) are gone, each
     # stage's first norm is as wide as the stage before (2 x 448 fewer), and there is a last norm (1024).
     spec = make_spec("preresnet18", input=(3, 32, 32), classes=10)
-    assert Menagerie(spec).cost(spec, 1).parameters == 11_173_962 - 128 - 2 * 896 - 2 * 448 + 1024
+    assert ModelZoo(spec).cost(spec, 1).parameters == 11_173_962 - 128 - 2 * 896 - 2 * 448 + 1024
 
 
 def test_mobilenet_has_the_parameters_of_the_paper_s_network_with_ten_classes():
     # The paper's network has 3,504,872 with a head of 1280 x 1000 + 1000; strides do not count.
     spec = make_spec("mobilenet_v2", input=(3, 32, 32), classes=10)
-    assert Menagerie(spec).cost(spec, 1).parameters == 3_504_872 - 1281 * 1000 + 1281 * 10
+    assert ModelZoo(spec).cost(spec, 1).parameters == 3_504_872 - 1281 * 1000 + 1281 * 10
 
 
 def test_mobilenet_halves_a_32x32_map_three_times():
@@ -194,13 +194,13 @@ def test_the_smallest_inputs_are_read(name, least, stem):
     ],
 )
 def test_a_shallow_network_s_names_and_shapes_are_among_a_deep_one_s(name, shallow, deep, norm):
-    few, many = (Menagerie(spec).shapes(spec) for spec in (small(name, norm, depth=depth) for depth in (shallow, deep)))
+    few, many = (ModelZoo(spec).shapes(spec) for spec in (small(name, norm, depth=depth) for depth in (shallow, deep)))
     assert few.keys() < many.keys()
     assert all(many[tensor] == few[tensor] for tensor in few)
 
 
 def test_resnet_blocks_are_named_by_stage_and_position():
-    shapes = Menagerie(small("resnet10")).shapes(small("resnet", depth=(1, 1, 2, 1)))
+    shapes = ModelZoo(small("resnet10")).shapes(small("resnet", depth=(1, 1, 2, 1)))
     blocks = {".".join(name.split(".")[:3]) for name in shapes if name.startswith("body")}
     assert blocks == {"body.0.0", "body.1.0", "body.2.0", "body.2.1", "body.3.0"}
     assert "body.0.0.shortcut.conv.weight" not in shapes
@@ -275,7 +275,7 @@ def test_a_static_norm_uses_the_batch_in_evaluation_too():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_static_network_s_counting_twin_adds_the_running_statistics_and_nothing_else(name):
     static = small(name, "static")
-    zoo = Menagerie(static)
+    zoo = ModelZoo(static)
     twin = zoo.counting(static)
     assert zoo.shapes(static).items() < zoo.shapes(twin).items()
     added = zoo.shapes(twin).keys() - zoo.shapes(static)
@@ -293,7 +293,7 @@ def test_counted_statistics_are_the_mean_over_batches():
 
 
 def test_group_norm_divides_the_channels_of_every_width():
-    zoo = Menagerie(small("cnn", "group"))
+    zoo = ModelZoo(small("cnn", "group"))
     for width, groups in ((0.03, 1), (0.2, 1), (0.375, 6), (0.5, 8), (1.0, 8)):  # 1, 7, 12, 16, 32 channels
         spec = zoo.narrow(zoo.full, width)
         assert born(spec).stem.norm.num_groups == groups

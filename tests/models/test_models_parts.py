@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from potluck.core import Model, stream
-from potluck.models import Menagerie, make_spec, tier_spec
+from potluck.models import ModelZoo, make_spec, tier_spec
 from potluck.parts import part
 
 SPECS = {
@@ -80,7 +80,7 @@ def silenced(arrays, axes, units, trained):
 
 def compared(spec, way, seed, x, training):
     """Scores of a part, of the whole with the other units silenced, and of the whole."""
-    zoo, rng = Menagerie(spec), stream(seed, spec.key, way)
+    zoo, rng = ModelZoo(spec), stream(seed, spec.key, way)
     axes, whole = zoo.axes(spec), lively(zoo.fresh(spec, rng).arrays, rng)
     units = {group: chosen(way, size, rng) for group, size in spec.sizes.items()}
     narrow = zoo.narrow(spec, {group: len(units[group]) / size for group, size in spec.sizes.items()})
@@ -144,7 +144,7 @@ def test_a_part_of_a_text_network_computes_what_the_whole_does_with_the_other_un
 @pytest.mark.parametrize("name", TEXTS)
 def test_all_units_in_another_order_compute_the_same_layer_norms_included(name):
     spec, ids = text(name)
-    zoo, rng = Menagerie(spec), stream(0, name)
+    zoo, rng = ModelZoo(spec), stream(0, name)
     whole = lively(zoo.fresh(spec, rng).arrays, rng)
     units = {group: torch.randperm(size, generator=rng).tolist() for group, size in spec.sizes.items()}
     turned = part(zoo.axes(spec), lambda axis: units[axis.group]).take(whole)
@@ -163,7 +163,7 @@ def test_all_units_in_another_order_compute_the_same_layer_norms_included(name):
 )
 def test_the_rows_of_a_head_are_chosen_head_by_head(units, rows):
     spec = make_spec("transformer", hidden=8, heads=2, ffn=4, depth=1, input=(3,), classes=5)
-    zoo = Menagerie(spec)
+    zoo = ModelZoo(spec)
     some = part(zoo.axes(spec), lambda axis: units if axis.group.startswith("layer0.") else range(axis.size))
     for name in ("query", "key", "value"):
         assert some.place(f"body.0.attention.{name}.bias").take(torch.arange(8)).tolist() == rows
@@ -175,7 +175,7 @@ def test_the_rows_of_a_head_are_chosen_head_by_head(units, rows):
 @pytest.mark.parametrize("norm", ["none", "static"])
 def test_a_shallow_resnet_computes_what_the_deep_one_does_with_the_other_blocks_silenced(norm):
     deep = make_spec("resnet", depth=(2, 2, 3, 2), width=3, norm=norm, input=(1, 8, 8), classes=4)
-    zoo, rng = Menagerie(deep), stream(0, norm)
+    zoo, rng = ModelZoo(deep), stream(0, norm)
     shallow = zoo.shallow(deep, (1, 2, 1, 1))
     whole = lively(zoo.fresh(deep, rng).arrays, rng)
     names = zoo.shapes(shallow)

@@ -10,7 +10,7 @@ from torch.nn import functional
 from potluck.core import Client, Examples, InputError, Model, SettingsError, Spec, Tier, pack, stream, unpack
 from potluck.data import Source
 from potluck.methods import AllSmall, InclusiveFL
-from potluck.models import Menagerie, load, make_spec, save, tier_spec
+from potluck.models import ModelZoo, load, make_spec, save, tier_spec
 from potluck.run import experiment, resume, run
 
 CONFIG = {
@@ -70,7 +70,7 @@ def made(folder, **options):
 
 
 def fresh(spec, seed=0):
-    return Menagerie(spec).fresh(spec, stream(seed, "init")).arrays
+    return ModelZoo(spec).fresh(spec, stream(seed, "init")).arrays
 
 
 def test_sizes_come_from_the_folder(folder, tmp_path):
@@ -158,7 +158,7 @@ def by_hand(ids, config, weights):
 @pytest.mark.parametrize("config", [CONFIG, ROBERTA], ids=lambda config: config["model_type"])
 def test_a_padded_batch_gives_what_bert_gives_for_each_sentence_alone(config, tmp_path):
     spec = made(written(tmp_path / "encoder", config))
-    net = Menagerie(spec).build(Model(spec, fresh(spec))).double().eval()
+    net = ModelZoo(spec).build(Model(spec, fresh(spec))).double().eval()
     sentences = [[5, 3, 2, 9, 8, 7], [4, 10, 6], [2]]
     pad = config["pad_token_id"]
     ids = torch.tensor([sentence + [pad] * (6 - len(sentence)) for sentence in sentences])
@@ -186,9 +186,9 @@ def test_a_network_that_is_sent_its_weights_needs_no_folder(folder, tmp_path):
     save(tmp_path / "exported", Model(spec, arrays))
     (tmp_path / "encoder" / "model.safetensors").unlink()
     ids = torch.tensor([[5, 3, 0, 0, 0, 0]])
-    net = Menagerie(spec).build(Model(spec, arrays)).eval()
+    net = ModelZoo(spec).build(Model(spec, arrays)).eval()
     assert net(ids).equal(load(tmp_path / "exported")(ids))
-    assert Menagerie(spec).build(Model(spec), stream(0, "blank")) is not None
+    assert ModelZoo(spec).build(Model(spec), stream(0, "blank")) is not None
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_a_narrow_network_cannot_be_born_from_wide_weights(folder):
 def test_every_tier_of_inclusivefl_starts_from_the_same_encoder(folder):
     full = made(folder)
     tiers = [Tier(str(depth), spec=tier_spec(full, depth=depth)) for depth in (1, 2, 3)]
-    zoo, method = Menagerie(full, tiers), InclusiveFL()
+    zoo, method = ModelZoo(full, tiers), InclusiveFL()
     method.check(zoo)
     state = method.init(zoo, stream(0, "init"))
     given = theirs(CONFIG)["encoder.layer.0.output.dense.weight"]

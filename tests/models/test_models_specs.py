@@ -1,9 +1,9 @@
-"""Specs: names, options, widths and depths, and the mistakes that are turned away at the door."""
+"""Specs: names, options, widths and depths, and the mistakes that are turned away at the config."""
 
 import pytest
 
 from potluck.core import SettingsError, Spec
-from potluck.models import Menagerie, complete, families, make_spec, portion, tier_spec
+from potluck.models import ModelZoo, complete, families, make_spec, portion, tier_spec
 from potluck.models.own import REGISTERED
 
 DIGITS = {"input": (1, 8, 8), "classes": 10}
@@ -41,18 +41,18 @@ def test_heads_share_the_units_and_a_narrow_spec_keeps_some_of_each():
     spec = make_spec("transformer", hidden=24, heads=3, depth=1, ffn=10, **WORDS)
     assert spec.sizes == {"stream": 24, "layer0.qk": 8, "layer0.v": 8, "layer0.ffn": 10, "decoder": 24}
     assert complete(spec) == spec
-    narrow = Menagerie(spec).narrow(spec, 0.3)
+    narrow = ModelZoo(spec).narrow(spec, 0.3)
     assert narrow.sizes == {"stream": 8, "layer0.qk": 3, "layer0.v": 3, "layer0.ffn": 3, "decoder": 8}
 
 
 def test_a_shallow_transformer_keeps_the_bottom_layers():
     spec = make_spec("bert", hidden=12, heads=3, depth=3, ffn=10, **WORDS)
-    assert Menagerie(spec).shallow(spec, 1) == make_spec("bert", hidden=12, heads=3, depth=1, ffn=10, **WORDS)
+    assert ModelZoo(spec).shallow(spec, 1) == make_spec("bert", hidden=12, heads=3, depth=1, ffn=10, **WORDS)
 
 
 def test_a_scaled_spec_has_the_ratio_as_its_scaler():
     spec = make_spec("preresnet18", **DIGITS)
-    zoo = Menagerie(spec)
+    zoo = ModelZoo(spec)
     narrow = zoo.narrow(spec, 0.5)
     assert zoo.scaled(narrow, 0.5) == tier_spec(make_spec("preresnet18", scaler=0.5, **DIGITS), 0.5)
     assert zoo.scaled(spec, 1) == spec
@@ -63,7 +63,7 @@ def test_a_scaled_spec_has_the_ratio_as_its_scaler():
 
 def test_the_counting_twin_of_a_static_spec_counts_and_any_other_spec_is_its_own_twin():
     static = make_spec("cnn", norm="static", **DIGITS)
-    zoo = Menagerie(static)
+    zoo = ModelZoo(static)
     assert zoo.counting(static) == make_spec("cnn", norm="counted", **DIGITS)
     for norm in ("running", "counted", "group", "none"):
         spec = make_spec("cnn", norm=norm, **DIGITS)
@@ -91,7 +91,7 @@ def test_an_incomplete_spec_is_completed_with_the_family_s_sizes():
 
 def test_equal_networks_have_equal_specs_however_they_were_asked_for():
     wide = make_spec("cnn", width=32, **DIGITS)
-    assert Menagerie(wide).narrow(wide, 0.5) == make_spec("cnn", width=16, **DIGITS)
+    assert ModelZoo(wide).narrow(wide, 0.5) == make_spec("cnn", width=16, **DIGITS)
 
 
 def test_widths_are_rounded_up_and_leave_at_least_one_unit():
@@ -102,13 +102,13 @@ def test_widths_are_rounded_up_and_leave_at_least_one_unit():
 
 def test_a_mapping_narrows_the_groups_that_it_names():
     spec = make_spec("lenet", **DIGITS)
-    narrow = Menagerie(spec).narrow(spec, {"conv1": 0.5, "dense0": 0.25})
+    narrow = ModelZoo(spec).narrow(spec, {"conv1": 0.5, "dense0": 0.25})
     assert narrow.sizes == {"conv0": 6, "conv1": 8, "dense0": 30, "dense1": 84}
 
 
 def test_narrow_is_relative_to_the_given_spec():
     spec = make_spec("mlp", hidden=40, **DIGITS)
-    zoo = Menagerie(spec)
+    zoo = ModelZoo(spec)
     assert set(zoo.narrow(zoo.narrow(spec, 0.5), 0.5).sizes.values()) == {10}
 
 
@@ -185,14 +185,14 @@ def test_a_mistaken_model_is_refused_in_one_line_that_names_the_setting(name, gi
 def test_a_mistaken_width_is_refused(width):
     spec = make_spec("lenet", **DIGITS)
     with pytest.raises(SettingsError, match=r"width|Did you mean"):
-        Menagerie(spec).narrow(spec, width)
+        ModelZoo(spec).narrow(spec, width)
 
 
 @pytest.mark.parametrize("depth", [0, 4, (1, 1), 1.5])
 def test_a_depth_that_the_network_does_not_have_is_refused(depth):
     spec = make_spec("cnn", depth=3, **DIGITS)
     with pytest.raises(SettingsError, match="depth"):
-        Menagerie(spec).shallow(spec, depth)
+        ModelZoo(spec).shallow(spec, depth)
 
 
 def test_a_size_for_a_group_that_is_not_there_is_refused():

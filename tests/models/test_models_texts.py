@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from potluck.core import Model, stream
-from potluck.models import Menagerie, make_spec
+from potluck.models import ModelZoo, make_spec
 from potluck.models.bert import renamed
 
 TINY = {"hidden": 12, "heads": 3, "ffn": 10, "input": (6,), "dropout": 0}
@@ -24,7 +24,7 @@ every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 
 def born(spec):
     """A network in double precision whose weights are all alive."""
-    net = Menagerie(spec).build(Model(spec), stream(0, "test")).double()
+    net = ModelZoo(spec).build(Model(spec), stream(0, "test")).double()
     rng = stream(1)
     with torch.no_grad():
         for weight in net.parameters():
@@ -37,7 +37,7 @@ def tokens(rows=4, length=6):
 
 
 def parameters(spec):
-    shapes = Menagerie(spec).shapes(spec)
+    shapes = ModelZoo(spec).shapes(spec)
     return sum(math.prod(shape) for shape, _ in shapes.values())
 
 
@@ -70,7 +70,7 @@ def test_scores_are_head_of_body_of_stem(spec):
 @pytest.mark.parametrize("norm", ["layer", "none"])
 def test_one_step_of_training_lowers_the_loss(spec, norm):
     spec = make_spec(spec.family, depth=spec.depth, **{**spec.options, "hidden": 12, "ffn": 10, "norm": norm})
-    net = Menagerie(spec).build(Model(spec), stream(3)).double()
+    net = ModelZoo(spec).build(Model(spec), stream(3)).double()
     ids = tokens()
 
     def loss():
@@ -91,7 +91,7 @@ def test_one_step_of_training_lowers_the_loss(spec, norm):
 @pytest.mark.parametrize("norm", ["layer", "none"])
 def test_a_shallow_network_s_names_and_shapes_are_among_a_deep_one_s(name, norm):
     few, many = (
-        Menagerie(spec).shapes(spec)
+        ModelZoo(spec).shapes(spec)
         for spec in (make_spec(name, depth=depth, norm=norm, classes=11, **TINY) for depth in (1, 3))
     )
     assert few.items() < many.items()
@@ -100,7 +100,7 @@ def test_a_shallow_network_s_names_and_shapes_are_among_a_deep_one_s(name, norm)
 @pytest.mark.parametrize("width", [1.0, 0.5, 0.3, 0.01])
 @every_spec
 def test_every_width_gives_finite_scores(spec, width):
-    zoo = Menagerie(spec)
+    zoo = ModelZoo(spec)
     narrow = zoo.narrow(spec, width)
     net = zoo.build(Model(narrow), stream(4))
     assert net(tokens()).isfinite().all()
@@ -192,7 +192,7 @@ HEARD = {
 
 @pytest.mark.parametrize("name", HEARD)
 def test_the_scaler_divides_embeddings_projections_and_hidden_layers_but_not_the_last(name):
-    zoo = Menagerie(SPECS[name])
+    zoo = ModelZoo(SPECS[name])
     plain, scaled = born(SPECS[name]), born(zoo.scaled(SPECS[name], 0.5))
     ids = tokens()
     assert torch.equal(plain(ids), scaled.eval()(ids))
@@ -226,7 +226,7 @@ def test_names_are_hugging_face_s_but_for_their_beginnings():
         "pooler.dense.weight", "pooler.dense.bias",
     ]  # fmt: skip
     heads = ["classifier.weight", "classifier.bias"]
-    shapes = Menagerie(SPECS["bert"]).shapes(SPECS["bert"])
+    shapes = ModelZoo(SPECS["bert"]).shapes(SPECS["bert"])
     assert [renamed(f"bert.{name}") for name in theirs] + [renamed(name) for name in heads] == list(shapes)
     assert [renamed(name) for name in theirs + heads] == list(shapes)
     assert renamed("roberta.encoder.layer.11.output.dense.bias") == "body.11.output.dense.bias"
@@ -237,7 +237,7 @@ def test_names_are_hugging_face_s_but_for_their_beginnings():
 
 def test_a_roberta_can_be_narrow_in_its_stream_and_heads_and_keep_its_feed_forward_units():
     spec = make_spec("roberta-base", input=(128,), classes=2)
-    zoo = Menagerie(spec)
+    zoo = ModelZoo(spec)
     narrow = zoo.narrow(spec, {group: 456 / 768 for group in spec.sizes if not group.endswith(".ffn")})
     assert (narrow.sizes["stream"], narrow.sizes["layer3.qk"], narrow.sizes["layer3.ffn"]) == (456, 38, 3072)
     shapes = {name: shape for name, (shape, _) in zoo.shapes(narrow).items()}

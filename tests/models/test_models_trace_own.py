@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from potluck.core import Model, SettingsError, Spec, stream
-from potluck.models import Menagerie, complete, load, make_spec, save
+from potluck.models import ModelZoo, complete, load, make_spec, save
 from potluck.models.own import check, register
 from potluck.parts import part
 
@@ -49,7 +49,7 @@ def test_the_spec_answers_every_argument_of_the_factory():
 
 def test_the_zoo_cuts_builds_and_prices_it():
     spec = make_spec("trace-test", **SHAPE)
-    zoo, rng = Menagerie(spec), stream(0)
+    zoo, rng = ModelZoo(spec), stream(0)
     narrow = zoo.narrow(spec, 0.5)
     assert narrow.sizes == {"0": 3, "4": 5}
     assert zoo.shapes(narrow)["4.weight"][0] == (5, 108)
@@ -68,22 +68,22 @@ def test_the_zoo_cuts_builds_and_prices_it():
 def test_birth_depends_on_the_generator_alone():
     spec = make_spec("trace-test", **SHAPE)
     torch.manual_seed(1)
-    one = Menagerie(spec).fresh(spec, stream(3)).arrays
+    one = ModelZoo(spec).fresh(spec, stream(3)).arrays
     torch.manual_seed(2)
-    other = Menagerie(spec).fresh(spec, stream(3)).arrays
+    other = ModelZoo(spec).fresh(spec, stream(3)).arrays
     assert all(torch.equal(one[name], other[name]) for name in one)
-    assert not torch.equal(one["0.weight"], Menagerie(spec).fresh(spec, stream(4)).arrays["0.weight"])
+    assert not torch.equal(one["0.weight"], ModelZoo(spec).fresh(spec, stream(4)).arrays["0.weight"])
 
 
 def test_token_readers_are_traced_with_token_ids():
     spec = make_spec("trace-test-reader", input=5, classes=11)
     assert spec.sizes == {"0": 6, "1": 8}
-    assert Menagerie(spec).cost(spec, 2).parameters == 66 + 56 + 99
+    assert ModelZoo(spec).cost(spec, 2).parameters == 66 + 56 + 99
 
 
 def test_it_is_saved_and_loaded_under_its_name(tmp_path):
     spec = make_spec("trace-test", **SHAPE)
-    zoo = Menagerie(spec)
+    zoo = ModelZoo(spec)
     model = zoo.fresh(zoo.narrow(spec, 0.5), stream(0))
     save(tmp_path, model)
     assert torch.equal(load(tmp_path).state_dict()["4.weight"], model.arrays["4.weight"])
@@ -98,12 +98,12 @@ def test_a_device_whose_network_is_cut_otherwise_refuses_the_spec():
 def test_there_is_one_depth():
     spec = make_spec("trace-test", **SHAPE)
     with pytest.raises(SettingsError, match="trace-test has one depth"):
-        Menagerie(spec).shallow(spec, 1)
+        ModelZoo(spec).shallow(spec, 1)
 
 
 def test_the_door_check_runs_at_the_tiers_sizes():
     spec = make_spec("trace-test", **SHAPE)
-    zoo = Menagerie(spec)
+    zoo = ModelZoo(spec)
     check(spec, [zoo.narrow(spec, 0.1), zoo.narrow(spec, {"4": 0.3}), spec])
     check(make_spec("lenet", **SHAPE | {"input": (1, 12, 12)}), [])
 

@@ -9,7 +9,7 @@ from real_data import real
 from potluck.core import Model, SettingsError, stream
 from potluck.data.tokens import packed
 from potluck.data.wordpiece import WordPiece
-from potluck.models import Menagerie, make_spec, tier_spec
+from potluck.models import ModelZoo, make_spec, tier_spec
 
 FIRST, SECOND, NOTHING = [1.0, 0.0], [0.0, 1.0], [0.0, 0.0]
 
@@ -19,7 +19,7 @@ def stem(**options):
     spec = make_spec(
         "bert", input=(7,), classes=2, depth=1, hidden=2, heads=1, ffn=2, vocab=9, norm="none", dropout=0.0, **options
     )
-    net = Menagerie(spec).build(Model(spec), stream(0)).eval()
+    net = ModelZoo(spec).build(Model(spec), stream(0)).eval()
     with torch.no_grad():
         net.stem.word_embeddings.weight.zero_()
         net.stem.position_embeddings.weight.zero_()
@@ -91,7 +91,7 @@ def test_a_real_encoder_s_tokens_are_its_own_tokenizer_s():
 def test_a_real_encoder_s_states_of_a_pair_are_its_own(depth):
     full = make_spec("bert", input=(32,), classes=2, pretrained=str(real("minilm-l6")), sep=102)
     spec = tier_spec(full, depth=depth)
-    zoo = Menagerie(spec)
+    zoo = ModelZoo(spec)
     net = zoo.build(zoo.fresh(spec, stream(0, "init"))).double().eval()
     with torch.no_grad():
         found = net.body(net.stem(torch.tensor([[*IDS, *[0] * 11]])))[0]

@@ -74,14 +74,14 @@ def test_data_with_one_class_or_several_numbers_a_row_is_refused():
 
 def test_tiers_are_ordered_by_their_network_and_the_server_carries_the_full_one():
     setup = assemble(tiny(tier=[{"name": "large"}, {"name": "small", "depth": 1}]))
-    assert [tier.name for tier in setup.world.zoo.tiers] == ["small", "large"]
+    assert [tier.name for tier in setup.context.zoo.tiers] == ["small", "large"]
     assert setup.server.id == SERVER
-    assert setup.server.tier.spec == setup.world.zoo.full == setup.world.zoo.tiers[-1].spec
+    assert setup.server.tier.spec == setup.context.zoo.full == setup.context.zoo.tiers[-1].spec
 
 
 def test_a_tier_may_have_a_network_of_its_own():
     setup = assemble(tiny(tier=[{"name": "a", "model": {"name": "mlp", "hidden": 3, "depth": 1}}, {"name": "b"}]))
-    assert [dict(tier.spec.sizes) for tier in setup.world.zoo.tiers] == [
+    assert [dict(tier.spec.sizes) for tier in setup.context.zoo.tiers] == [
         {"hidden0": 3, "hidden1": 3},
         {"hidden0": 8, "hidden1": 8, "hidden2": 8},
     ]
@@ -89,15 +89,15 @@ def test_a_tier_may_have_a_network_of_its_own():
 
 def test_the_servers_device_holds_the_public_set_and_the_servers_splits():
     setup = assemble(tiny(data={"public": 30}))
-    bench = setup.world.shelf.shard(SERVER)
-    assert (len(bench.train), len(bench.validation), len(bench.test)) == (30, 180, 359)
-    assert bench.labels == tuple(range(10))
-    assert len(setup.world.shelf.public) == 30
+    server_data = setup.context.datasets.shard(SERVER)
+    assert (len(server_data.train), len(server_data.validation), len(server_data.test)) == (30, 180, 359)
+    assert server_data.labels == tuple(range(10))
+    assert len(setup.context.datasets.public) == 30
 
 
 def test_a_local_setting_of_the_methods_own_wins_over_the_experiments():
     method = {"name": "fedprox", "mu": 0.5, "local": {"lr": 0.25}}
-    made = assemble(tiny(method=method, local={"lr": 0.125, "epochs": 2})).world.method
+    made = assemble(tiny(method=method, local={"lr": 0.125, "epochs": 2})).context.method
     assert (made.mu, made.local.lr, made.local.epochs, made.local.batch) == (0.5, 0.25, 2, 32)
 
 

@@ -37,7 +37,7 @@ def test_every_method_meets_the_same_clients_in_every_round(compared):
 def test_every_method_meets_the_same_data():
     setups = [assemble(tiny(method=method)) for method in METHODS]
     for index in range(8):
-        shards = [setup.world.shelf.shard(f"c{index}") for setup in setups]
+        shards = [setup.context.datasets.shard(f"c{index}") for setup in setups]
         rows = [shard.train.rows for shard in shards]
         assert all(torch.equal(rows[0], other) for other in rows[1:])
         assert len(shards[0].train) > 100

@@ -22,7 +22,7 @@ def trained(tmp_path_factory):
 
 def scores_of(net, setup):
     with torch.no_grad():
-        return net.eval()(setup.world.shelf.shard(SERVER).test.all()["x"])
+        return net.eval()(setup.context.datasets.shard(SERVER).test.all()["x"])
 
 
 @pytest.mark.parametrize("tier", ["small", "large", None])
@@ -31,12 +31,12 @@ def test_an_exported_model_computes_what_the_served_one_does(tier, trained, tmp_
     export(averaged.folder, tmp_path / "model", tier=tier)
     setup = assemble(tiny(method=AVERAGED))
     state = state_of(setup, kept(averaged.folder)[1]["state"])
-    chosen = next(each for each in setup.world.zoo.tiers if each.name == (tier or "large"))
-    served = setup.world.method.serve(state, Client(SERVER, chosen), setup.world.zoo)
+    chosen = next(each for each in setup.context.zoo.tiers if each.name == (tier or "large"))
+    served = setup.context.method.serve(state, Client(SERVER, chosen), setup.context.zoo)
     net = load(tmp_path / "model")
-    assert torch.equal(scores_of(net, setup), scores_of(setup.world.zoo.build(served), setup))
+    assert torch.equal(scores_of(net, setup), scores_of(setup.context.zoo.build(served), setup))
     assert len(net.body) == (1 if tier == "small" else 2)
-    right = scores_of(net, setup).argmax(1) == setup.world.shelf.shard(SERVER).test.all()["y"]
+    right = scores_of(net, setup).argmax(1) == setup.context.datasets.shard(SERVER).test.all()["y"]
     wanted = averaged.scores["tiers"][tier or "large"]["test"]["accuracy"]
     assert right.double().mean().item() == pytest.approx(wanted)
 
@@ -46,9 +46,9 @@ def test_a_clients_own_model_is_exported_from_its_memory(trained, tmp_path):
     came = sorted({client for asked in cohorts(alone.folder).values() for client in asked})
     model = export(alone.folder, tmp_path / "model", client=came[0])
     setup = assemble(tiny(method={"name": "local"}))
-    assert model.spec == setup.crew.client(setup.crew.index(came[0]), 0).tier.spec
+    assert model.spec == setup.population.client(setup.population.index(came[0]), 0).tier.spec
     net = load(tmp_path / "model")
-    test = setup.world.shelf.shard(came[0]).test.all()
+    test = setup.context.datasets.shard(came[0]).test.all()
     with torch.no_grad():
         own = (net(test["x"]).argmax(1) == test["y"]).double().mean().item()
     every = run(tiny(method={"name": "local"}, score={"clients": 8}), tmp_path / "run").scores["clients"]["values"]
@@ -113,7 +113,7 @@ def test_a_servers_model_that_no_tier_can_carry_is_exported_whole(tmp_path):
     assert (len(tier.arrays["head.bias"]), tier.arrays["head.weight"].shape[1]) == (10, 4)
     assert own.arrays["head.weight"].shape[1] == 8
     setup = assemble(tiny(method={"name": "fedrolex"}, tier=narrow))
-    right = scores_of(load(tmp_path / "own"), setup).argmax(1) == setup.world.shelf.shard(SERVER).test.all()["y"]
+    right = scores_of(load(tmp_path / "own"), setup).argmax(1) == setup.context.datasets.shard(SERVER).test.all()["y"]
     assert right.double().mean().item() == pytest.approx(found.scores["global"]["test"]["accuracy"])
 
 

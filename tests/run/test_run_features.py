@@ -10,10 +10,10 @@ from torch import nn
 
 from potluck.core import Examples, Model, stream
 from potluck.ledger import DamagedRecord, read_run
-from potluck.models import Menagerie, make_spec
+from potluck.models import ModelZoo, make_spec
 from potluck.report import read, write_report
 from potluck.run import resume, run
-from potluck.run.alike import cka, plane, staged, stages
+from potluck.run.similarity import cka, plane, staged, stages
 
 
 def test_cka_is_one_for_turned_and_stretched_features_and_zero_for_unrelated_ones():
@@ -38,12 +38,12 @@ def test_the_plane_of_points_on_a_line_is_that_line():
 
 def test_stages_are_stem_what_the_body_is_made_of_and_body_or_a_network_s_own_parts():
     spec = make_spec("resnet18", input=(3, 16, 16), classes=2, width=4)
-    assert stages(Menagerie(spec).build(Model(spec), stream(0)))[:5] == ("stem", "body.0", "body.1", "body.2", "body.3")
+    assert stages(ModelZoo(spec).build(Model(spec), stream(0)))[:5] == ("stem", "body.0", "body.1", "body.2", "body.3")
     own = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
     assert stages(own) == ("0", "1", "2")
 
 
-class Twice(nn.Module):
+class DoubleBackward(nn.Module):
     """Two parts, of which one is called twice, and one that gives no tensor."""
 
     def __init__(self):
@@ -62,13 +62,13 @@ class Pair(nn.Module):
 
 def test_features_of_maps_are_their_channels_means():
     x = torch.tensor([[[[1.0, 3.0]]], [[[0.0, 2.0]]]])
-    found = staged(Twice(), Examples({"x": x, "y": torch.tensor([0, 1])}))
+    found = staged(DoubleBackward(), Examples({"x": x, "y": torch.tensor([0, 1])}))
     assert {name: features.tolist() for name, features in found.items()} == {"map": [[4.0], [2.0]]}
 
 
 def test_features_of_texts_are_means_over_tokens_that_are_no_padding():
     spec = make_spec("bert", input=(3,), classes=2, depth=1, hidden=4, heads=1, ffn=4, vocab=7, dropout=0.0)
-    net = Menagerie(spec).build(Model(spec), stream(0)).eval()
+    net = ModelZoo(spec).build(Model(spec), stream(0)).eval()
     ids = torch.tensor([[5, 3, 0], [2, 0, 0]])
     found = staged(net, Examples({"x": ids, "y": torch.tensor([0, 1])}), pad=0)
     assert list(found) == ["stem", "body.0", "body"]

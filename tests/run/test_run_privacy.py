@@ -103,11 +103,11 @@ def test_no_update_is_longer_than_the_clip_but_for_noise(tmp_path):
     """With next to no noise, a model of one client a round moves by the clip exactly."""
     one = {"cohort": 1, "rounds": 1, "tier": [{"name": "all"}], "method": {"name": "fedavg"}, "local": {"lr": 1.0}}
     setup = assemble(tiny(privacy={"clip": 0.01, "noise": 1e-6}, **one))
-    method, zoo = setup.world.method, setup.world.zoo
+    method, zoo = setup.context.method, setup.context.zoo
     state = method.init(zoo, torch.Generator().manual_seed(0))
     engine = setup.engine()
-    desk = importlib.import_module("potluck.engines").Desk(engine, method, zoo)
-    after = method.round(state, setup.view(0, desk.open(0)))
+    dispatcher = importlib.import_module("potluck.engines").Dispatcher(engine, method, zoo)
+    after = method.round(state, setup.view(0, dispatcher.open(0)))
     step = [after.model.arrays[name].double() - old.double() for name, old in state.model.arrays.items()]
     assert float(torch.cat([part.flatten() for part in step]).norm()) == pytest.approx(0.01, rel=1e-3)
 
@@ -138,8 +138,10 @@ def test_a_target_over_the_run_is_met_by_the_clients_that_were_drawn(tmp_path):
 
 
 def test_a_method_that_chooses_its_clients_may_ask_one_in_every_round():
-    drawn = assemble(noisy({"name": "exclusivefl"}, {"epsilon": 1.0}, rounds=9)).world.veil
-    chosen = assemble(noisy({"name": "exclusivefl", "sampling": "eligible"}, {"epsilon": 1.0}, rounds=9)).world.veil
+    drawn = assemble(noisy({"name": "exclusivefl"}, {"epsilon": 1.0}, rounds=9)).context.mechanism
+    chosen = assemble(
+        noisy({"name": "exclusivefl", "sampling": "eligible"}, {"epsilon": 1.0}, rounds=9)
+    ).context.mechanism
     assert chosen.noise == pytest.approx(noise(1.0, 1e-5, 9))
     assert drawn.noise < chosen.noise
 
@@ -176,7 +178,7 @@ def test_label_masks_and_batch_statistics_are_refused():
     for norm in ("running", "static"):
         with pytest.raises(SettingsError, match=r"batch norm gathers statistics .* set norm = \"group\""):
             assemble(noisy(model={"norm": norm}))
-    assert assemble(noisy({"name": "fedavg", "bn_eval": "batch"}, model={"norm": "static"})).world.veil
+    assert assemble(noisy({"name": "fedavg", "bn_eval": "batch"}, model={"norm": "static"})).context.mechanism
 
 
 @dataclass(frozen=True)

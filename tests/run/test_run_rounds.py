@@ -163,7 +163,7 @@ def test_clients_without_samples_are_skipped_with_a_note(tmp_path, watch):
         data={"partition": "dirichlet", "alpha": 0.01, "clients": 30}, cohort=20, method=WHOLE, score={"clients": 30}
     )
     setup = assemble(wanted)
-    sizes = {f"c{index}": len(setup.world.shelf.shard(f"c{index}").train) for index in range(30)}
+    sizes = {f"c{index}": len(setup.context.datasets.shard(f"c{index}").train) for index in range(30)}
     assert 0 in sizes.values()
     found = run(wanted, tmp_path / "run", watch=watch)
     for event in events(found.folder, "task"):
@@ -192,7 +192,7 @@ def test_clients_with_one_sample_train_under_every_norm(tmp_path, norm):
 
 def test_clients_with_one_class_train(tmp_path):
     wanted = tiny(data={"partition": "labels", "labels": 1})
-    labels = {assemble(wanted).world.shelf.shard(f"c{index}").labels for index in range(8)}
+    labels = {assemble(wanted).context.datasets.shard(f"c{index}").labels for index in range(8)}
     assert {len(own) for own in labels} == {1}
     found = run(wanted, tmp_path / "run")
     assert {event["outcome"] for event in events(found.folder, "task")} == {"accepted"}
@@ -210,8 +210,8 @@ def test_three_rounds_without_the_largest_tier_warn_and_leave_its_own_entries_as
         return tiny(seed=seed, rounds=rounds, cohort=2, tier=tiers)
 
     def weak(seed):
-        crew = assemble(wanted(seed, 3)).crew
-        return all(client.tier.name == "small" for index in range(3) for client in crew.cohort(index, 2))
+        population = assemble(wanted(seed, 3)).population
+        return all(client.tier.name == "small" for index in range(3) for client in population.cohort(index, 2))
 
     seed = next(seed for seed in range(20) if weak(seed))
     before = kept(run(wanted(seed, 0), tmp_path / "fresh").folder)[1]["state"]["model"].arrays

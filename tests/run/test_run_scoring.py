@@ -16,8 +16,8 @@ def score():
 
     def ask(wanted, memory=lambda client: None):
         setup = assemble(wanted)
-        engine = Counting(setup.world)
-        state = setup.world.method.init(setup.world.zoo, stream(0, "init"))
+        engine = Counting(setup.context)
+        state = setup.context.method.init(setup.context.zoo, stream(0, "init"))
         found, faults = scored(setup, engine, state, 0, memory)
         assert not faults
         return found, engine.carried, setup, state
@@ -27,7 +27,7 @@ def score():
 
 def accuracy(setup, model, examples):
     """Right answers over examples, counted with nothing but a network."""
-    net = setup.world.zoo.build(model).eval()
+    net = setup.context.zoo.build(model).eval()
     batch = examples.all()
     with torch.no_grad():
         return (net(batch["x"]).argmax(1) == batch["y"]).float().mean().item()
@@ -35,21 +35,21 @@ def accuracy(setup, model, examples):
 
 def test_the_servers_model_is_scored_on_the_servers_splits(score):
     found, _, setup, state = score(tiny())
-    served = setup.world.method.serve(state, setup.server, setup.world.zoo)
-    bench = setup.world.shelf.shard(SERVER)
+    served = setup.context.method.serve(state, setup.server, setup.context.zoo)
+    server_data = setup.context.datasets.shard(SERVER)
     assert found["round"] == 0
-    assert found["global"]["test"]["accuracy"] == pytest.approx(accuracy(setup, served, bench.test))
-    assert found["global"]["validation"]["accuracy"] == pytest.approx(accuracy(setup, served, bench.validation))
+    assert found["global"]["test"]["accuracy"] == pytest.approx(accuracy(setup, served, server_data.test))
+    assert found["global"]["validation"]["accuracy"] == pytest.approx(accuracy(setup, served, server_data.validation))
     assert found["global"]["test"]["count"] == 359
     assert found["tiers"]["large"]["test"] == found["global"]["test"]
 
 
 def test_each_tier_is_scored_with_its_own_model(score):
     found, _, setup, state = score(tiny())
-    small = setup.world.zoo.tiers[0]
-    served = setup.world.method.serve(state, Client(SERVER, small), setup.world.zoo)
+    small = setup.context.zoo.tiers[0]
+    served = setup.context.method.serve(state, Client(SERVER, small), setup.context.zoo)
     assert dict(served.spec.sizes) == {"hidden0": 8, "hidden1": 8}
-    test = setup.world.shelf.shard(SERVER).test
+    test = setup.context.datasets.shard(SERVER).test
     assert found["tiers"]["small"]["test"]["accuracy"] == pytest.approx(accuracy(setup, served, test))
 
 
@@ -57,9 +57,9 @@ def test_clients_score_their_own_model_on_their_own_test_split(score):
     found, _, setup, state = score(tiny(score={"clients": 8}))
     each = {}
     for index in range(8):
-        client = setup.crew.client(index, 0)
-        served = setup.world.method.serve(state, client, setup.world.zoo)
-        each[client.id] = accuracy(setup, served, setup.world.shelf.shard(client.id).test)
+        client = setup.population.client(index, 0)
+        served = setup.context.method.serve(state, client, setup.context.zoo)
+        each[client.id] = accuracy(setup, served, setup.context.datasets.shard(client.id).test)
     assert found["clients"]["values"] == pytest.approx(sorted(each.values()))
     named = dict(zip(found["clients"]["ids"], found["clients"]["values"], strict=True))
     assert named == pytest.approx(each)
@@ -109,7 +109,7 @@ def test_tiers_that_exclusivefl_leaves_out_have_no_score(score):
 
 def test_local_has_no_global_model_and_only_clients_that_trained_have_a_score(score):
     setup = assemble(tiny(method={"name": "local"}))
-    own = setup.world.zoo.fresh(setup.world.zoo.tiers[0].spec, stream(0, "x"))
+    own = setup.context.zoo.fresh(setup.context.zoo.tiers[0].spec, stream(0, "x"))
 
     def memory(client):
         return (1, {"model": Model(own.spec, own.arrays)}) if client == "c0" else None
@@ -117,7 +117,7 @@ def test_local_has_no_global_model_and_only_clients_that_trained_have_a_score(sc
     found, _, _, _ = score(tiny(method={"name": "local"}, score={"clients": 8}), memory)
     assert found["global"] is None
     assert found["tiers"]["large"] == {"clients": None}
-    wanted = accuracy(setup, own, setup.world.shelf.shard("c0").test)
+    wanted = accuracy(setup, own, setup.context.datasets.shard("c0").test)
     assert found["tiers"]["small"]["clients"]["values"] == [pytest.approx(wanted)]
     assert found["clients"]["count"] == 1
 
@@ -125,7 +125,7 @@ def test_local_has_no_global_model_and_only_clients_that_trained_have_a_score(sc
 def test_models_that_live_with_clients_are_scored_on_the_common_test_set_where_that_is_asked_for(score):
     """Two clients of one tier: the tier's score is their mean; whoever has no model adds nothing."""
     setup = assemble(tiny(method={"name": "local"}))
-    zoo, test = setup.world.zoo, setup.world.shelf.shard(SERVER).test
+    zoo, test = setup.context.zoo, setup.context.datasets.shard(SERVER).test
     own = {f"c{n}": zoo.fresh(zoo.tiers[0].spec, stream(n, "x")) for n in range(2)}
 
     def memory(client):
@@ -207,8 +207,8 @@ def test_a_model_of_which_a_piece_was_lost_has_no_score(monkeypatch):
 
     monkeypatch.setattr("potluck.run.scoring.PIECE", 100)
     setup = assemble(tiny())
-    state = setup.world.method.init(setup.world.zoo, stream(0, "init"))
-    found, faults = scored(setup, Loses(setup.world), state, 0, lambda client: None)
+    state = setup.context.method.init(setup.context.zoo, stream(0, "init"))
+    found, faults = scored(setup, Loses(setup.context), state, 0, lambda client: None)
     assert faults == ["server: gone"]
     assert found["global"] is None
     assert found["tiers"]["small"]["test"]["count"] == 359

@@ -191,16 +191,16 @@ def test_the_network_learns_as_many_tokens_as_the_texts_have(tmp_path):
     path = written(tmp_path / "a.jsonl", moody(60, int))
     setup = assemble(texts({"path": path}))
     # Padding, unknown and end; three good words, three bad ones, five others.
-    assert setup.world.zoo.full.options["vocab"] == 3 + 3 + 3 + 5
+    assert setup.context.zoo.full.options["vocab"] == 3 + 3 + 3 + 5
 
 
 def test_the_network_is_told_what_separates_two_texts(tmp_path):
     alone = written(tmp_path / "alone.jsonl", moody(60, int))
     pairs = written(tmp_path / "pairs.jsonl", ({**row, "s2": "a word"} for row in moody(60, int)))
-    found = {path: assemble(texts({"path": path})).world.zoo.full.options["sep"] for path in (alone, pairs)}
+    found = {path: assemble(texts({"path": path})).context.zoo.full.options["sep"] for path in (alone, pairs)}
     assert found == {alone: -1, pairs: 2}  # the end of a text, where words are tokens
-    assert assemble(texts({"path": pairs}, model={**BERT, "sep": 5})).world.zoo.full.options["sep"] == 5
-    assert assemble(texts({"path": pairs}, model={**BERT, "types": 1})).world.zoo.full.options["sep"] == -1
+    assert assemble(texts({"path": pairs}, model={**BERT, "sep": 5})).context.zoo.full.options["sep"] == 5
+    assert assemble(texts({"path": pairs}, model={**BERT, "types": 1})).context.zoo.full.options["sep"] == -1
 
 
 def test_numbers_of_ones_own_are_learned_too(tmp_path):

@@ -9,7 +9,7 @@ from tiny_runs import scores, tiny
 from potluck.core import Model, Reply, SettingsError, Tier, stream
 from potluck.methods import FedRolex
 from potluck.methods.frames.averaging import class_rows
-from potluck.models import Menagerie, make_spec
+from potluck.models import ModelZoo, make_spec
 from potluck.parts import WHOLE, OverlapMean
 from potluck.report import write_report
 from potluck.run import assemble, run
@@ -95,7 +95,7 @@ def test_what_text_cannot_go_with_is_refused_before_round_0(model, partition, sa
 def test_lm2_a_clients_tokens_alone_count_in_the_embedding_and_the_output_layer():
     """Five tokens: one client owns 2 and 3 and sends ones, the other owns 3 and 4 and sends threes."""
     full = make_spec("transformer", input=(4,), classes=5, depth=1, hidden=2, ffn=2, heads=1)
-    zoo = Menagerie(full, [Tier("all", spec=full)])
+    zoo = ModelZoo(full, [Tier("all", spec=full)])
     assert set(class_rows(full, zoo)) == {"stem.token.weight", "head.output.weight", "head.output.bias"}
     start = {name: torch.full(shape, 9.0) for name, (shape, _) in zoo.shapes(full).items()}
     mean = OverlapMean(start)
@@ -114,7 +114,7 @@ def test_lm2_a_clients_tokens_alone_count_in_the_embedding_and_the_output_layer(
 
 def test_padding_changes_nothing_at_the_tokens_before_it():
     spec = make_spec("transformer", input=(4,), classes=5, depth=1, hidden=4, ffn=4, heads=2)
-    net = Menagerie(spec).build(Model(spec), stream(0)).eval()
+    net = ModelZoo(spec).build(Model(spec), stream(0)).eval()
     with torch.inference_mode():
         alone, padded = net(torch.tensor([[2, 3]])), net(torch.tensor([[2, 3, 0, 0]]))
     assert torch.allclose(alone, padded[:, :2], atol=1e-6)

@@ -22,9 +22,9 @@ def wanted(clothes, method, **data):
 
 def test_the_servers_public_rows_are_those_of_the_other_set(clothes):
     setup = assemble(wanted(clothes, {"name": "feddf"}))
-    public = setup.world.shelf.public
+    public = setup.context.datasets.public
     assert (len(public), set(public.columns), public.all()["x"].shape) == (12, {"x"}, (12, 1, 8, 8))
-    assert setup.world.zoo.public == 12
+    assert setup.context.zoo.public == 12
 
 
 def test_moss_takes_its_teachers_answers_where_labels_do_not_fit(clothes, tmp_path):

@@ -2,23 +2,23 @@
 
 from potluck.core.axis import Axis, Dimension, Dimensions
 from potluck.core.device import Device, Edit, Fit, Grads, Loss, Memory, Problem, Zoo
-from potluck.core.errors import InputError, QuorumError, ResourceError, SettingsError, Skip, Trouble
-from potluck.core.examples import NOTHING, Batch, Examples, Prepare, Vary
+from potluck.core.errors import InputError, QuorumError, ResourceError, SettingsError, Skip, UserError
+from potluck.core.examples import NOTHING, Augmentation, Batch, Examples, Prepare
 from potluck.core.facts import Facts, facts_of
 from potluck.core.local import Local
-from potluck.core.message import MessageError, apart, joined, pack, settled, unpack
-from potluck.core.method import Expected, Method, Shapes, answer, name_of, on_client, settings
-from potluck.core.model import Arrays, Depth, Flat, Layout, Model, Spec, digest, size
-from potluck.core.plain import EMPTY, Bag, Plain, frozen, thawed
+from potluck.core.message import MessageError, detach_all, join_tensors, pack, split_tensors, unpack
+from potluck.core.method import Expected, Method, Shapes, answer, display_name, on_client, settings
+from potluck.core.model import Arrays, Depth, FlatArrays, Layout, Model, Spec, digest, size
+from potluck.core.plain import EMPTY, FrozenDict, Plain, freeze, to_plain
 from potluck.core.round import (
     SERVER,
     Client,
     Cost,
     Fold,
-    Held,
     Mean,
     Reply,
     Round,
+    Selection,
     Send,
     Task,
     Tier,
@@ -26,13 +26,76 @@ from potluck.core.round import (
     Work,
     payload,
 )
-from potluck.core.streams import Key, dice, entropy, stream
+from potluck.core.streams import Key, entropy, numpy_stream, stream
 
 __all__ = [
-    "EMPTY", "NOTHING", "SERVER", "Arrays", "Axis", "Bag", "Batch", "Client", "Cost", "Depth", "Device", "Dimension",
-    "Dimensions", "Edit", "Examples", "Expected", "Facts", "Fit", "Flat", "Fold", "Grads", "Held", "InputError", "Key",
-    "Layout", "Local", "Loss", "Mean", "Memory", "MessageError", "Method", "Model", "Plain", "Prepare", "Problem",
-    "QuorumError", "Reply", "ResourceError", "Round", "Send", "SettingsError", "Shapes", "Skip", "Spec", "Task", "Tier",
-    "Trouble", "Vary", "Weight", "Work", "Zoo", "answer", "apart", "dice", "digest", "entropy", "facts_of", "frozen",
-    "joined", "name_of", "on_client", "pack", "payload", "settings", "settled", "size", "stream", "thawed", "unpack",
+    "EMPTY",
+    "NOTHING",
+    "SERVER",
+    "Arrays",
+    "Augmentation",
+    "Axis",
+    "Batch",
+    "Client",
+    "Cost",
+    "Depth",
+    "Device",
+    "Dimension",
+    "Dimensions",
+    "Edit",
+    "Examples",
+    "Expected",
+    "Facts",
+    "Fit",
+    "FlatArrays",
+    "Fold",
+    "FrozenDict",
+    "Grads",
+    "InputError",
+    "Key",
+    "Layout",
+    "Local",
+    "Loss",
+    "Mean",
+    "Memory",
+    "MessageError",
+    "Method",
+    "Model",
+    "Plain",
+    "Prepare",
+    "Problem",
+    "QuorumError",
+    "Reply",
+    "ResourceError",
+    "Round",
+    "Selection",
+    "Send",
+    "SettingsError",
+    "Shapes",
+    "Skip",
+    "Spec",
+    "Task",
+    "Tier",
+    "UserError",
+    "Weight",
+    "Work",
+    "Zoo",
+    "answer",
+    "detach_all",
+    "digest",
+    "display_name",
+    "entropy",
+    "facts_of",
+    "freeze",
+    "join_tensors",
+    "numpy_stream",
+    "on_client",
+    "pack",
+    "payload",
+    "settings",
+    "size",
+    "split_tensors",
+    "stream",
+    "to_plain",
+    "unpack",
 ]  # fmt: skip

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 
-class Trouble(Exception):
+class UserError(Exception):
     """Something a person can mend. The message names what was asked, what was found, what to do."""
 
     exit_code = 1
 
 
-class SettingsError(Trouble):
+class SettingsError(UserError):
     """A setting that is missing, misspelt, of the wrong type or at odds with another."""
 
     exit_code = 2
 
 
-class InputError(Trouble):
+class InputError(UserError):
     """A file that cannot be read as what it should be."""
 
     exit_code = 3
 
 
-class QuorumError(Trouble):
+class QuorumError(UserError):
     """Too few clients answered, again and again."""
 
     exit_code = 5
 
 
-class ResourceError(Trouble):
+class ResourceError(UserError):
     """The machine lacks something: disk, a port, a lock, memory."""
 
     exit_code = 6

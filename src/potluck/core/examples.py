@@ -12,7 +12,7 @@ Batch: TypeAlias = Mapping[str, Tensor]
 Prepare: TypeAlias = Callable[[dict[str, Tensor]], Batch]
 
 
-class Vary(Protocol):
+class Augmentation(Protocol):
     """Random changes to batches, in training alone: drawn first, then applied, so that an engine can draw ahead."""
 
     def draw(self, count: int, rng: torch.Generator) -> Tensor:
@@ -27,18 +27,18 @@ class Examples:
 
     ``examples[rows]`` is a batch; ``examples.pick(rows)`` is again `Examples` and copies nothing but the row numbers.
     Columns are named; ``x`` is the input and ``y`` the label wherever a problem does not say otherwise. `prepare` turns
-    a gathered batch into what a network wants (bytes into scaled floats). `vary` changes batches at random, where they
-    are drawn for training.
+    a gathered batch into what a network wants (bytes into scaled floats). `augment` changes batches at random
+    in training.
     """
 
-    __slots__ = ("columns", "prepare", "rows", "vary")
+    __slots__ = ("augment", "columns", "prepare", "rows")
 
     def __init__(
         self,
         columns: Mapping[str, Tensor],
         rows: Tensor | None = None,
         prepare: Prepare | None = None,
-        vary: Vary | None = None,
+        augment: Augmentation | None = None,
     ) -> None:
         lengths = {name: len(column) for name, column in columns.items()}
         if len(set(lengths.values())) > 1:
@@ -46,7 +46,7 @@ class Examples:
         self.columns = dict(columns)
         self.rows = rows
         self.prepare = prepare
-        self.vary = vary
+        self.augment = augment
 
     def __len__(self) -> int:
         if self.rows is not None:
@@ -67,14 +67,14 @@ class Examples:
             name: column[rows] if isinstance(rows, slice) else column.index_select(0, rows)
             for name, column in self.columns.items()
         }
-        if self.vary is not None and drawn is not None:
-            batch = dict(self.vary(batch, drawn))
+        if self.augment is not None and drawn is not None:
+            batch = dict(self.augment(batch, drawn))
         return self.prepare(batch) if self.prepare else batch
 
     def pick(self, rows: Tensor) -> Examples:
         """These rows of these rows, sharing the columns."""
         picked = Examples.__new__(Examples)  # the columns are known to agree
-        picked.columns, picked.prepare, picked.vary = self.columns, self.prepare, self.vary
+        picked.columns, picked.prepare, picked.augment = self.columns, self.prepare, self.augment
         where = next(iter(self.columns.values())).device
         picked.rows = rows.to(where) if self.rows is None else self.rows[rows]
         return picked

@@ -42,12 +42,12 @@ class MessageError(ValueError):
 
 def pack(value: Any) -> bytes:
     """A value as bytes."""
-    plain, body = apart(value)
+    plain, body = split_tensors(value)
     head = json.dumps(plain, separators=(",", ":"), ensure_ascii=False).encode()
     return b"".join((MAGIC, struct.pack("<Q", len(head)), head, *_safetensors(body)))
 
 
-def apart(value: Any, once: bool = False) -> tuple[Any, dict[str, Tensor]]:
+def split_tensors(value: Any, once: bool = False) -> tuple[Any, dict[str, Tensor]]:
     """A value as what JSON can say of it, and its tensors by name.
 
     With `once`, a tensor that occurs twice is there once, and comes back as one tensor.
@@ -56,13 +56,13 @@ def apart(value: Any, once: bool = False) -> tuple[Any, dict[str, Tensor]]:
     return _away(value, body), body.tensors
 
 
-def settled(value: Any) -> Any:
+def detach_all(value: Any) -> Any:
     """A value as it would come back from bytes, its tensors the same ones, where they are."""
     body = _Body(near=True)
     return _back(_away(value, body), body.tensors)
 
 
-def joined(plain: Any, body: Mapping[str, Tensor]) -> Any:
+def join_tensors(plain: Any, body: Mapping[str, Tensor]) -> Any:
     """The value of these two; `MessageError` says what is wrong with others."""
     try:
         return _back(plain, body)
@@ -115,7 +115,7 @@ def unpack(data: bytes, most: int = MOST_BYTES) -> Any:
         raise MessageError(f"a damaged message: {fault}") from None
     if len(body) > MOST_NAMES:
         raise MessageError(f"a message of {len(body)} names; at most {MOST_NAMES} are read")
-    return joined(head, body)
+    return join_tensors(head, body)
 
 
 def _away(value: Any, body: _Body) -> Any:

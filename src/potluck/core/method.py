@@ -11,7 +11,7 @@ import torch
 
 from potluck.core.device import Device, Zoo
 from potluck.core.model import Model
-from potluck.core.plain import EMPTY, thawed
+from potluck.core.plain import EMPTY, to_plain
 from potluck.core.round import Client, Reply, Round, Task
 
 Shapes: TypeAlias = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
@@ -41,7 +41,7 @@ class Method(Protocol[S]):
     def check(self, zoo: Zoo) -> None: ...
 
 
-def name_of(method: object) -> str:
+def display_name(method: object) -> str:
     """What people call a method: the `called` of its class where that has one, as for names that no class can have."""
     kind = type(method)
     return str(vars(kind).get("called", kind.__name__))
@@ -66,5 +66,5 @@ def answer(method: object, task: Task, device: Device) -> Reply:
 
 def settings(method: Any) -> dict[str, Any]:
     """A method's settings as plain values: JSON in, JSON out, equal again."""
-    plain: dict[str, Any] = thawed(dataclasses.asdict(method))
+    plain: dict[str, Any] = to_plain(dataclasses.asdict(method))
     return plain

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from potluck.core.plain import EMPTY, Bag, Plain, frozen, thawed
+from potluck.core.plain import EMPTY, FrozenDict, Plain, freeze, to_plain
 
 Arrays: TypeAlias = Mapping[str, Tensor]
 """A state dict at rest: detached tensors by name."""
@@ -55,7 +55,7 @@ def _strides(shape: tuple[int, ...], channels_last: bool) -> tuple[int, ...]:
     return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
-class Flat(Mapping[str, Tensor]):
+class FlatArrays(Mapping[str, Tensor]):
     """Arrays most of which lie in one buffer, so that what is done to all of them alike is done once."""
 
     __slots__ = ("_cut", "buffer", "layout", "others")
@@ -96,9 +96,9 @@ class Spec:
     """What the family wants to know: classes, input shape, norm policy."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "depth", frozen(self.depth))
-        object.__setattr__(self, "sizes", Bag(self.sizes))
-        object.__setattr__(self, "options", frozen(self.options))
+        object.__setattr__(self, "depth", freeze(self.depth))
+        object.__setattr__(self, "sizes", FrozenDict(self.sizes))
+        object.__setattr__(self, "options", freeze(self.options))
 
     def __hash__(self) -> int:
         found = self.__dict__.get("_hash")
@@ -110,9 +110,9 @@ class Spec:
     def plain(self) -> dict[str, Any]:
         return {
             "family": self.family,
-            "depth": thawed(self.depth),
-            "sizes": thawed(self.sizes),
-            "options": thawed(self.options),
+            "depth": to_plain(self.depth),
+            "sizes": to_plain(self.sizes),
+            "options": to_plain(self.options),
         }
 
     @property
@@ -144,14 +144,14 @@ class Model:
     @cached_property
     def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Shape and dtype of each of its tensors."""
-        if isinstance(self.arrays, Flat) and not self.arrays.others:
+        if isinstance(self.arrays, FlatArrays) and not self.arrays.others:
             return self.arrays.layout.shapes
         return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in (self.arrays or {}).items()}
 
 
 def size(arrays: Arrays) -> int:
     """Bytes of these tensors on the wire; truth values travel eight to a byte."""
-    if isinstance(arrays, Flat):
+    if isinstance(arrays, FlatArrays):
         return arrays.layout.nbytes + size(arrays.others)
     return sum((tensor.numel() + 7) // 8 if tensor.dtype is torch.bool else tensor.nbytes for tensor in arrays.values())
 

@@ -9,7 +9,7 @@ Plain: TypeAlias = "bool | int | float | str | list[Plain] | tuple[Plain, ...] |
 V = TypeVar("V", covariant=True)
 
 
-class Bag(Mapping[str, V]):
+class FrozenDict(Mapping[str, V]):
     """A mapping that never changes, compares by content and can be a dictionary key.
 
     >>> Bag({"b": 2, "a": 1}) == Bag({"a": 1, "b": 2})
@@ -34,7 +34,7 @@ class Bag(Mapping[str, V]):
 
     def __hash__(self) -> int:
         if self._hash is None:
-            self._hash = hash(tuple((key, frozen(value)) for key, value in self._items.items()))
+            self._hash = hash(tuple((key, freeze(value)) for key, value in self._items.items()))
         return self._hash
 
     def __eq__(self, other: object) -> bool:
@@ -44,24 +44,24 @@ class Bag(Mapping[str, V]):
         return f"Bag({self._items!r})"
 
 
-EMPTY: Bag[Any] = Bag()
+EMPTY: FrozenDict[Any] = FrozenDict()
 
 
-def frozen(value: Any) -> Any:
-    """The same plain value with lists as tuples and mappings as `Bag`s, so that it can be hashed."""
-    if isinstance(value, Bag):
+def freeze(value: Any) -> Any:
+    """The same plain value with lists as tuples and mappings as `FrozenDict`s, so that it can be hashed."""
+    if isinstance(value, FrozenDict):
         return value
     if isinstance(value, Mapping):
-        return Bag({str(key): frozen(item) for key, item in value.items()})
+        return FrozenDict({str(key): freeze(item) for key, item in value.items()})
     if isinstance(value, list | tuple):
-        return tuple(frozen(item) for item in value)
+        return tuple(freeze(item) for item in value)
     return value
 
 
-def thawed(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """The same plain value with only dicts, lists and scalars: what `json` writes and reads back."""
     if isinstance(value, Mapping):
-        return {str(key): thawed(item) for key, item in value.items()}
+        return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [thawed(item) for item in value]
+        return [to_plain(item) for item in value]
     return value

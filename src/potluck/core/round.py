@@ -105,7 +105,7 @@ Weight: TypeAlias = "float | Mapping[str, float | Tensor]"
 With a mapping, tensors that it does not name count with the number under the empty name, or not at all."""
 
 
-class Held(Protocol):
+class Selection(Protocol):
     """What a client holds of the whole: how to cut it out, and where it belongs."""
 
     def take(self, whole: Arrays) -> Arrays: ...
@@ -114,7 +114,7 @@ class Held(Protocol):
 class Mean(Protocol):
     """Somewhere to fold replies into."""
 
-    def add(self, arrays: Arrays, held: Held, weight: Weight = 1.0, position: int | None = None) -> None: ...
+    def add(self, arrays: Arrays, held: Selection, weight: Weight = 1.0, position: int | None = None) -> None: ...
     def coverage(self) -> float: ...
 
 
@@ -125,7 +125,7 @@ class Fold(Protocol):
     """Send tasks and add each reply's ``model`` to a mean; replies come back without the folded arrays."""
 
     def __call__(
-        self, tasks: Iterable[Task], mean: Mean, held: Mapping[str, Held], weigh: Callable[[Reply], Weight]
+        self, tasks: Iterable[Task], mean: Mean, held: Mapping[str, Selection], weigh: Callable[[Reply], Weight]
     ) -> Sequence[Reply]: ...
 
 

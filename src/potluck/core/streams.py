@@ -26,7 +26,7 @@ def stream(seed: int, *key: Key) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(entropy(seed, *key)[:8], "little") >> 1)
 
 
-def dice(seed: int, *key: Key) -> np.random.Generator:
+def numpy_stream(seed: int, *key: Key) -> np.random.Generator:
     """A numpy generator of its own for this key."""
     words = int.from_bytes(entropy(seed, *key), "little")
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 import torch
 
-from potluck.core import Examples, SettingsError, dice
+from potluck.core import Examples, SettingsError, numpy_stream
 from potluck.data import partition as deals
 from potluck.data.augment import CropFlip
 from potluck.data.pool import Pool, Rows, kinds_of, spread, whole_users
@@ -68,7 +68,7 @@ class Federation:
         )
         if source.test is not None and not self._owning:
             test = Pool(source.test, kinds_of(source.test, source.classes)[0], count)
-        train.examples.vary = CropFlip() if data.augment == "crop_flip" else None
+        train.examples.augment = CropFlip() if data.augment == "crop_flip" else None
         self._train, self._validation, self._test = train, validation, test
         rows = torch.from_numpy(cuts["public"])
         self.public = source.train.pick(rows) if public is None else unrelated(public, source, data, seed)
@@ -93,11 +93,11 @@ class Federation:
         """The source's training rows, cut into the four sets."""
         data, rows = self._data, len(source.train)
         strata = self._users if self._owning else kinds_of(source.train, source.classes)[0]
-        order = spread(strata, dice(self._seed, "pools"))
+        order = spread(strata, numpy_stream(self._seed, "pools"))
         test = 0 if source.test is not None and not self._owning else round(data.test * rows)
         held = np.cumsum([test, round(data.validation * rows)])
         if data.held_out == "users":
-            order, held = whole_users(self._users, order, held, dice(self._seed, "strangers"))
+            order, held = whole_users(self._users, order, held, numpy_stream(self._seed, "strangers"))
         ends = [*held, held[-1] + data.public]
         if ends[-1] >= rows:
             raise SettingsError(
@@ -123,7 +123,7 @@ class Federation:
 
     def _by_user(self, train: Rows) -> Callable[[str, Rows, int | None], deals.Deal]:
         """How rows are dealt to one client per user."""
-        order = dice(self._seed, "users").permutation(self._named)
+        order = numpy_stream(self._seed, "users").permutation(self._named)
         # Who has so few rows that none is left to train on is no client.
         order = order[np.isin(order, self._users[train])][: self._data.clients]
         if not len(order):
@@ -131,7 +131,7 @@ class Federation:
         self.clients = len(order)
 
         def deal(name: str, rows: Rows, most: int | None) -> deals.Deal:
-            return deals.by_user(self._users[rows], order, most, dice(self._seed, "partition", name))
+            return deals.by_user(self._users[rows], order, most, numpy_stream(self._seed, "partition", name))
 
         return deal
 
@@ -139,15 +139,15 @@ class Federation:
         """How rows are dealt to clients of groups of users."""
         users, clients = self._users, self._data.clients
         count = self._data.groups or clients
-        groups = deals.grouped(users[train], int(users.max()) + 1, count, dice(self._seed, "groups"))
+        groups = deals.grouped(users[train], int(users.max()) + 1, count, numpy_stream(self._seed, "groups"))
 
         def deal(name: str, rows: Rows, most: int | None) -> deals.Deal:
-            return deals.by_groups(users[rows], groups, clients, most, dice(self._seed, "partition", name))
+            return deals.by_groups(users[rows], groups, clients, most, numpy_stream(self._seed, "partition", name))
 
         return deal
 
     def _partition(self) -> deals.Partition:
-        data, pool, rng = self._data, self._train, dice(self._seed, "partition")
+        data, pool, rng = self._data, self._train, numpy_stream(self._seed, "partition")
         if data.clients * (data.samples or 1) > len(pool):
             return deals.Drawn(pool, data, data.samples or DRAWN, self._seed)
         if data.partition == "iid":
@@ -167,7 +167,7 @@ class Federation:
         sizes = {"validation": self._data.client_validation, "test": self._data.client_test}
         if name in self._mine:
             return pools[name].pick(self._mine[name][index])
-        rng = dice(self._seed, "shard", index, name)
+        rng = numpy_stream(self._seed, "shard", index, name)
         return pools[name].pick(pools[name].like(self._train.mix(train), sizes[name], rng))
 
     def _labels(self, train: Examples) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.core import SettingsError, dice
+from potluck.core import SettingsError, numpy_stream
 from potluck.data.pool import Counts, Pool, Rows
 from potluck.data.settings import Data
 
@@ -55,7 +55,7 @@ class Drawn:
         self._there = np.flatnonzero(pool.sizes)
 
     def __getitem__(self, index: int) -> Rows:
-        rng = dice(self._seed, "shard", index)
+        rng = numpy_stream(self._seed, "shard", index)
         if self._data.partition == "iid":
             return rng.integers(0, len(self._pool), self._samples)
         counts = np.zeros(len(self._pool.sizes), np.int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from potluck.core import Examples, SettingsError, dice
+from potluck.core import Examples, SettingsError, numpy_stream
 from potluck.data.pool import kinds_of, spread
 from potluck.data.settings import Data
 from potluck.data.source import Source
@@ -25,6 +25,6 @@ def unrelated(other: Source, source: Source, data: Data, seed: int) -> Examples:
         )
     if data.public > len(other.train):
         raise SettingsError(f"data.public = {data.public}, but data.public_from has {len(other.train)} rows; lower it")
-    order = spread(kinds_of(other.train, other.classes)[0], dice(seed, "public"))
+    order = spread(kinds_of(other.train, other.classes)[0], numpy_stream(seed, "public"))
     rows = torch.from_numpy(np.sort(order[: data.public]))
     return Examples({"x": other.train.column("x")[rows]}, prepare=other.train.prepare)

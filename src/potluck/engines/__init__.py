@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Mapping
 
-from potluck.engines.desk import Desk, Entry, Session
+from potluck.engines.context import ClientDatasets, Shard, SimulationContext, TaskEnvelope, TaskResult
+from potluck.engines.cuda import Graphs
+from potluck.engines.dispatcher import Dispatcher, Entry, RoundSession
 from potluck.engines.gate import Gate
-from potluck.engines.graphs import Graphs
 from potluck.engines.pool import Pool
 from potluck.engines.serial import Engine, Serial, Wire
-from potluck.engines.site import Site
-from potluck.engines.world import Letter, Outcome, Shard, Shelf, World
+from potluck.engines.worker import Worker
 
-ENGINES: Mapping[str, Callable[[World, int], Engine]] = {
+ENGINES: Mapping[str, Callable[[SimulationContext, int], Engine]] = {
     "serial": Serial,
     "wire": Wire,
     "pool": Pool,
@@ -19,6 +19,20 @@ ENGINES: Mapping[str, Callable[[World, int], Engine]] = {
 """Engines by name; each is made of a world and a number of workers."""
 
 __all__ = [
-    "ENGINES", "Desk", "Engine", "Entry", "Gate", "Graphs", "Letter", "Outcome", "Pool", "Serial", "Session", "Shard",
-    "Shelf", "Site", "Wire", "World",
+    "ENGINES",
+    "ClientDatasets",
+    "Dispatcher",
+    "Engine",
+    "Entry",
+    "Gate",
+    "Graphs",
+    "Pool",
+    "RoundSession",
+    "Serial",
+    "Shard",
+    "SimulationContext",
+    "TaskEnvelope",
+    "TaskResult",
+    "Wire",
+    "Worker",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from potluck.core import Arrays, Expected, Flat, Model, Reply, Shapes, Task
+from potluck.core import Arrays, Expected, FlatArrays, Model, Reply, Shapes, Task
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Gate:
 
 
 def _misfits(arrays: Arrays, shapes: Shapes) -> Iterator[str]:
-    if isinstance(arrays, Flat) and not arrays.others and arrays.layout.shapes == shapes:
+    if isinstance(arrays, FlatArrays) and not arrays.others and arrays.layout.shapes == shapes:
         return
     if arrays.keys() != shapes.keys():
         missing, extra = shapes.keys() - arrays.keys(), arrays.keys() - shapes.keys()
@@ -88,9 +88,9 @@ def _misfits(arrays: Arrays, shapes: Shapes) -> Iterator[str]:
 
 def _wild(arrays: Arrays) -> Iterator[str]:
     """Names a tensor that holds NaN or infinity."""
-    apart = arrays.others if isinstance(arrays, Flat) else arrays
+    apart = arrays.others if isinstance(arrays, FlatArrays) else arrays
     floats = [tensor for tensor in apart.values() if tensor.is_floating_point()]
-    floats += [arrays.buffer] if isinstance(arrays, Flat) else []
+    floats += [arrays.buffer] if isinstance(arrays, FlatArrays) else []
     # A sum of squares is fast and finite for all but wild tensors; very long ones overflow, so look closer then.
     lengths = torch._foreach_norm(floats) if floats else ()
     if not lengths or bool(torch.isfinite(lengths[0] if len(lengths) == 1 else torch.stack(lengths).sum())):

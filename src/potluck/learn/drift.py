@@ -34,7 +34,7 @@ def recalled(memory: Memory, key: str, like: Arrays) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True, eq=False)
-class Contrast:
+class ContrastiveLoss:
     """A loss, plus a pull of the features towards one network's and away from another's (MOON).
 
     The features are what the last layer of the head is given: with a projection in the head, the projected ones.

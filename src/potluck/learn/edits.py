@@ -11,7 +11,7 @@ from potluck.core import Arrays, Grads
 
 
 @dataclass(frozen=True, eq=False)
-class Pull:
+class ProximalTerm:
     """Pulls weights back towards where they were: the gradient of (strength / 2) * distance squared."""
 
     towards: Arrays

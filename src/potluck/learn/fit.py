@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from potluck.core import Batch, Edit, Examples, Fit, Local, Loss
-from potluck.learn.descend import Apart, clipped, stepper
 from potluck.learn.joint import Joint, Meeting
 from potluck.learn.losses import Turns
+from potluck.learn.optimisers import Apart, clip_gradients, make_optimiser
 
 Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
 """How exactly local training computes. Weights, gradients and optimisers are float32 throughout; "tf32" and "bf16" let
@@ -55,8 +55,8 @@ def fit(
 ) -> Fit:
     """Trains in place. `weights` are the net's trainable weights, where the caller has them at hand."""
     weights = weights_of(net) if weights is None else weights
-    batches, dice = drawing(examples, local, rng)
-    way = Descent(net, weights, local, lr, edits, want_gradient, precision)
+    batches, dice = draw_batches(examples, local, rng)
+    way = LocalSteps(net, weights, local, lr, edits, want_gradient, precision)
     losses: list[Tensor] = []
     if not net.training:
         net.train()
@@ -66,13 +66,13 @@ def fit(
     return fitted(way, batches, lr, float(torch.stack(losses).mean()) if losses else float("nan"))
 
 
-def drawing(examples: Examples, local: Local, rng: torch.Generator) -> tuple[list[Tensor], list[Tensor | None]]:
+def draw_batches(examples: Examples, local: Local, rng: torch.Generator) -> tuple[list[Tensor], list[Tensor | None]]:
     """The rows of every batch of a client's round, and the dice of those that are varied."""
     batches = rows(len(examples), local, rng)
-    return batches, [examples.vary.draw(len(batch), rng) if examples.vary else None for batch in batches]
+    return batches, [examples.augment.draw(len(batch), rng) if examples.augment else None for batch in batches]
 
 
-def fitted(way: Descent, batches: Sequence[Tensor], lr: float, loss: float) -> Fit:
+def fitted(way: LocalSteps, batches: Sequence[Tensor], lr: float, loss: float) -> Fit:
     """What is told of a descent along these batches."""
     return Fit(
         steps=len(batches),
@@ -86,7 +86,7 @@ def fitted(way: Descent, batches: Sequence[Tensor], lr: float, loss: float) -> F
     )
 
 
-class Descent:
+class LocalSteps:
     """One client's way down: what every step does to its weights, in place, without asking a tensor for its number."""
 
     def __init__(
@@ -105,7 +105,7 @@ class Descent:
         self.precision = precision
         # Of gradients before edits (a joint loss's main ones); empty unless they are wanted.
         self.sums = [torch.zeros_like(weight) for weight in self.live] if want_gradient else []
-        self.move = stepper(local, lr, self.hardware)
+        self.move = make_optimiser(local, lr, self.hardware)
         self.apart: Apart | None = None
 
     def reset(self, lr: float) -> None:
@@ -142,7 +142,7 @@ class Descent:
         return value
 
     def _gradient(self, loss: Loss, batch: Batch, of: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        with casting(self.precision, self.hardware):
+        with autocast(self.precision, self.hardware):
             value = loss(self.net, batch)
         return value.detach(), list(torch.autograd.grad(value, of, materialize_grads=True))
 
@@ -158,10 +158,10 @@ class Descent:
             self.move(self.live, self._clipped(grads))
 
     def _clipped(self, grads: list[Tensor]) -> list[Tensor]:
-        return grads if self.local.clip is None else clipped(grads, self.local.clip)
+        return grads if self.local.clip is None else clip_gradients(grads, self.local.clip)
 
 
-def casting(precision: Precision, hardware: torch.device) -> AbstractContextManager[object]:
+def autocast(precision: Precision, hardware: torch.device) -> AbstractContextManager[object]:
     """While this lasts, forward passes round as a precision says."""
     if precision != "bf16":
         return nullcontext()

@@ -22,7 +22,7 @@ LEAST = 1e-6
 
 
 @dataclass(frozen=True)
-class Lessons(Local):
+class DistillationSettings(Local):
     """Training beside the clients' own, with defaults of its method's; told in short."""
 
     def __str__(self) -> str:
@@ -30,7 +30,7 @@ class Lessons(Local):
         return ", ".join(f"{name} {value}" for name, value, usual in told if value != usual) or "as usual"
 
 
-def predicted(net: nn.Module, examples: Examples) -> Tensor:
+def predict_logits(net: nn.Module, examples: Examples) -> Tensor:
     """A network's scores for every row, as in evaluation."""
     net.eval()
     with torch.no_grad():
@@ -38,7 +38,7 @@ def predicted(net: nn.Module, examples: Examples) -> Tensor:
     return torch.cat(parts).float()
 
 
-def beside(examples: Examples, **more: Tensor) -> Examples:
+def with_columns(examples: Examples, **more: Tensor) -> Examples:
     """These examples with further columns, a row of each for each of theirs."""
     own = {name: examples.column(name) for name in examples.columns}
     where = next(iter(own.values())).device

@@ -17,15 +17,15 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from potluck.core import Batch, Examples, Fit, Grads
-from potluck.learn.descend import stepper
-from potluck.learn.edits import Pull
+from potluck.learn.edits import ProximalTerm
 from potluck.learn.fit import rows
+from potluck.learn.fit_job import FitJob
 from potluck.learn.losses import CrossEntropy, MaskedCrossEntropy, masked
-from potluck.learn.wish import Wish
+from potluck.learn.optimisers import make_optimiser
 
 LOSSES = (CrossEntropy, MaskedCrossEntropy)
 """Losses that are known to work on a stack."""
-EDITS = (Pull,)
+EDITS = (ProximalTerm,)
 """Edits that treat every number alike, so that they work on stacked tensors as they are."""
 
 
@@ -39,31 +39,31 @@ def dense(net: nn.Module) -> bool:
     return next(net.buffers(), None) is None and all(isinstance(leaf, _PLAIN) for leaf in leaves)
 
 
-def likeness(wish: Wish) -> Hashable | None:
+def likeness(job: FitJob) -> Hashable | None:
     """What wishes must share to be granted together; None: this one stands alone."""
-    values = (wish.loss, *wish.edits)
-    known = type(wish.loss) in LOSSES and all(type(edit) in EDITS for edit in wish.edits)
-    plain = not wish.want_gradient and wish.examples.vary is None and len(wish.examples) > 0
-    if wish.kind is None or not known or not plain:
+    values = (job.loss, *job.edits)
+    known = type(job.loss) in LOSSES and all(type(edit) in EDITS for edit in job.edits)
+    plain = not job.want_gradient and job.examples.augment is None and len(job.examples) > 0
+    if job.kind is None or not known or not plain:
         return None
     spoken = tuple((type(value), *_plain(value).items()) for value in values)
-    if wish.examples.columns["y"].dim() != 1:
+    if job.examples.columns["y"].dim() != 1:
         return None
-    return wish.kind, wish.laid is None, wish.local, wish.lr, len(wish.examples), wish.examples.prepare, spoken
+    return job.kind, job.laid is None, job.local, job.lr, len(job.examples), job.examples.prepare, spoken
 
 
-def fit_stacked(wishes: Sequence[Wish]) -> list[Fit]:
+def fit_stacked(jobs: Sequence[FitJob]) -> list[Fit]:
     """Trains the networks of wishes that are alike, all at once."""
-    first = wishes[0]
-    batches = [rows(len(wish.examples), wish.local, wish.rng) for wish in wishes]
-    buffers, stacked = _stacked(wishes)
+    first = jobs[0]
+    batches = [rows(len(job.examples), job.local, job.rng) for job in jobs]
+    buffers, stacked = _stacked(jobs)
     names, live = list(stacked), list(stacked.values())
-    loss = _with(first.loss, _gathered([wish.loss for wish in wishes]))
-    edits = [_with(edit, _gathered([wish.edits[at] for wish in wishes])) for at, edit in enumerate(first.edits)]
-    move, losses = stepper(first.local, first.lr), [torch.zeros(0, len(wishes))]
+    loss = _with(first.loss, _gathered([job.loss for job in jobs]))
+    edits = [_with(edit, _gathered([job.edits[at] for job in jobs])) for at, edit in enumerate(first.edits)]
+    move, losses = make_optimiser(first.local, first.lr), [torch.zeros(0, len(jobs))]
     first.net.train()
     for step in zip(*batches, strict=True):
-        values = _losses(first.net, stacked, loss, _batch(wishes, step))
+        values = _losses(first.net, stacked, loss, _batch(jobs, step))
         grads = list(torch.autograd.grad(values.sum(), live, materialize_grads=True))
         with torch.no_grad():
             if edits:
@@ -74,7 +74,7 @@ def fit_stacked(wishes: Sequence[Wish]) -> list[Fit]:
             move(live, grads if first.local.clip is None else _clipped(grads, first.local.clip))
         losses.append(values.detach()[None])
     with torch.no_grad():
-        torch._foreach_copy_([tensor for wish in wishes for tensor in _room(wish)], buffers)
+        torch._foreach_copy_([tensor for job in jobs for tensor in _room(job)], buffers)
     means = torch.cat(losses).mean(0).tolist()
     return [
         Fit(len(drawn), sum(map(len, drawn)), first.lr, mean, drawn[-1] if drawn else torch.zeros(0, dtype=torch.long))
@@ -82,23 +82,23 @@ def fit_stacked(wishes: Sequence[Wish]) -> list[Fit]:
     ]
 
 
-def _stacked(wishes: Sequence[Wish]) -> tuple[list[Tensor], dict[str, Tensor]]:
+def _stacked(jobs: Sequence[FitJob]) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Every client's numbers, as `_room` has them, and the same memory as one tensor of all clients for each weight."""
-    first = wishes[0]
+    first = jobs[0]
     if first.laid is None:
-        tensors = {name: torch.stack([wish.weights[name].detach() for wish in wishes]) for name in first.weights}
-        rows = [tensors[name][at] for at in range(len(wishes)) for name in tensors]
+        tensors = {name: torch.stack([job.weights[name].detach() for job in jobs]) for name in first.weights}
+        rows = [tensors[name][at] for at in range(len(jobs)) for name in tensors]
         return rows, {name: tensor.requires_grad_() for name, tensor in tensors.items()}
-    whole = torch.stack([wish.laid[0] for wish in wishes if wish.laid is not None])
+    whole = torch.stack([job.laid[0] for job in jobs if job.laid is not None])
     found = {}
     for name, (shape, strides, start) in first.laid[1].views.items():
-        found[name] = whole.as_strided((len(wishes), *shape), (whole.stride(0), *strides), start).requires_grad_()
+        found[name] = whole.as_strided((len(jobs), *shape), (whole.stride(0), *strides), start).requires_grad_()
     return list(whole.unbind()), found
 
 
-def _room(wish: Wish) -> list[Tensor]:
+def _room(job: FitJob) -> list[Tensor]:
     """Where a client's numbers lie."""
-    return list(wish.weights.values()) if wish.laid is None else [wish.laid[0]]
+    return list(job.weights.values()) if job.laid is None else [job.laid[0]]
 
 
 def _losses(net: nn.Module, stacked: Mapping[str, Tensor], loss: Any, batch: Batch) -> Tensor:
@@ -152,19 +152,18 @@ def _gathered(values: Sequence[Any]) -> dict[str, Any]:
     return found
 
 
-def _batch(wishes: Sequence[Wish], step: Sequence[Tensor]) -> Batch:
+def _batch(jobs: Sequence[FitJob], step: Sequence[Tensor]) -> Batch:
     """Every client's batch of a step; gathered at once where they share their columns."""
-    examples = wishes[0].examples
+    examples = jobs[0].examples
     first = examples.columns["x"] if "x" in examples.columns else next(iter(examples.columns.values()))
-    if any(all(column is not first for column in wish.examples.columns.values()) for wish in wishes):
-        apart = [wish.examples[batch] for wish, batch in zip(wishes, step, strict=True)]
+    if any(all(column is not first for column in job.examples.columns.values()) for job in jobs):
+        apart = [job.examples[batch] for job, batch in zip(jobs, step, strict=True)]
         return {name: torch.stack([batch[name] for batch in apart]) for name in apart[0]}
     picked = [
-        batch if wish.examples.rows is None else wish.examples.rows[batch]
-        for wish, batch in zip(wishes, step, strict=True)
+        batch if job.examples.rows is None else job.examples.rows[batch] for job, batch in zip(jobs, step, strict=True)
     ]
     flat = Examples(examples.columns, torch.cat(picked), examples.prepare).all()
-    return {name: column.view(len(wishes), -1, *column.shape[1:]) for name, column in flat.items()}
+    return {name: column.view(len(jobs), -1, *column.shape[1:]) for name, column in flat.items()}
 
 
 def _clipped(grads: list[Tensor], most: float) -> list[Tensor]:

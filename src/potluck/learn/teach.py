@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from potluck.core import Device, Model, Plain, Reply, Task, Work
-from potluck.learn.bridge import Bridge
-from potluck.learn.tape import Studio
+from potluck.learn.capture import CapturePool
+from potluck.learn.feature_matching import FeatureMatching
 from potluck.learn.transfer import Transfer
 from potluck.learn.wire import Meta, Wire
 from potluck.parts import WHOLE, OverlapMean
@@ -24,10 +24,10 @@ def taught(task: Task, device: Device, wire: Wire, flat: bool = False) -> Reply:
     bridge = wire.bridge(teacher.spec, student.spec, device.zoo)
     nets, public = (device.build(teacher), device.build(student)), device.public
     where, gather = next(iter(public.columns.values())).device, bool(task.config.get("gather"))
-    studio = device.again("studio", lambda: Studio(where))
+    capture_pool = device.again("studio", lambda: CapturePool(where))
     transfer = device.again(
         ("transfer", *map(id, nets), bridge, wire, gather),
-        lambda: Transfer(*nets, bridge, Meta.of(task.arrays, where), wire, gather, studio),
+        lambda: Transfer(*nets, bridge, Meta.of(task.arrays, where), wire, gather, capture_pool),
     )
     transfer.meta.fill(task.arrays)
     done = transfer.run(public, wire.rate(device.round), device.rng)
@@ -52,7 +52,7 @@ def fidelity(taught: Tensor, learned: Tensor, flat: bool = False) -> Tensor:
 
 
 def effort(
-    wire: Wire, bridge: Bridge | None, teacher: Work, student: Work, batch: int, samples: int, ahead: int
+    wire: Wire, bridge: FeatureMatching | None, teacher: Work, student: Work, batch: int, samples: int, ahead: int
 ) -> tuple[int, int]:
     """FLOPs and memory of a transfer, from those of a training step of each network on a batch.
 

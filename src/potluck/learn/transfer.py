@@ -14,14 +14,14 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from potluck.core import Batch, Examples, Plain
 from potluck.learn.bilevel import Numbers, through_steps
-from potluck.learn.bridge import Bridge, Goals
-from potluck.learn.descend import clipped, stepper
+from potluck.learn.capture import CapturedStep, CapturePool, aside
+from potluck.learn.double_backward import DoubleBackward
+from potluck.learn.feature_matching import FeatureMatching, Goals
 from potluck.learn.fit import rows, weights_of
 from potluck.learn.losses import cross_entropy
+from potluck.learn.optimisers import clip_gradients, make_optimiser
 from potluck.learn.outputs import BATCH
-from potluck.learn.tape import Reel, Studio, aside
-from potluck.learn.twice import Twice
-from potluck.learn.watch import Watched
+from potluck.learn.watch import TappedNetwork
 from potluck.learn.wire import Meta, Wire
 
 TRANSFORM = "transform/"
@@ -50,8 +50,8 @@ class Taught:
 class Scene:
     """One batch, and what the teacher makes of it."""
 
-    student: Watched
-    bridge: Bridge | None
+    student: TappedNetwork
+    bridge: FeatureMatching | None
     beta: float
     x: Tensor
     labels: Tensor
@@ -82,22 +82,25 @@ class Transfer:
         self,
         teacher: nn.Module,
         student: nn.Module,
-        bridge: Bridge | None,
+        bridge: FeatureMatching | None,
         meta: Meta,
         wire: Wire,
         gather: bool,
-        studio: Studio | None = None,
+        capture_pool: CapturePool | None = None,
     ) -> None:
         """`gather` lets the student's batch norms gather running statistics of the public rows."""
         self.bridge, self.meta, self.wire, self.gather = bridge, meta, wire, gather
         ends = (bridge.teacher, bridge.student) if bridge else ((), ())
         self.teacher, self.student = (
-            Watched(net, [stop.name for stop in taps]) for net, taps in zip((teacher, student), ends, strict=True)
+            TappedNetwork(net, [stop.name for stop in taps]) for net, taps in zip((teacher, student), ends, strict=True)
         )
         where = next(student.parameters()).device
-        self.move, self.rate = stepper(wire, wire.lr, where), torch.tensor(wire.lr, device=where)
-        studio = studio or Studio(where)
-        self.reels = Reel(partial(self._turn, False), studio), Reel(partial(self._turn, True), studio)
+        self.move, self.rate = make_optimiser(wire, wire.lr, where), torch.tensor(wire.lr, device=where)
+        capture_pool = capture_pool or CapturePool(where)
+        self.reels = (
+            CapturedStep(partial(self._turn, False), capture_pool),
+            CapturedStep(partial(self._turn, True), capture_pool),
+        )
         self.looking = wire.train == "bilevel" and bool(meta.small)
         self.parts: Parts = {"location": "features", "ce": "labels"}.get(wire.loss, "both")  # type: ignore[assignment]
 
@@ -108,7 +111,7 @@ class Transfer:
         batches = [batch for batch in rows(len(examples), local, rng) if len(batch) > 1 or len(examples) == 1]
         self.move.reset(lr)
         self.rate.fill_(lr)
-        with aside(self.reels[0].studio.stream), self.teacher, self.student:
+        with aside(self.reels[0].capture_pool.stream), self.teacher, self.student:
             self._wake()
             self._fit_transforms([examples[picked] for picked in batches[: -(-len(examples) // local.batch)]])
             looks = [self.looking and at % self.wire.ahead_every == 0 for at in range(len(batches))]
@@ -160,7 +163,7 @@ class Transfer:
         grads = list(torch.autograd.grad(value, wanted, materialize_grads=True))
         own, others = grads[: len(moving)], grads[len(moving) :]
         with torch.no_grad():
-            self.move(moving, own if self.wire.clip is None else clipped(own, self.wire.clip))
+            self.move(moving, own if self.wire.clip is None else clip_gradients(own, self.wire.clip))
             if others:
                 self._learn(dict(zip(small, others, strict=True)))
         return value.detach()
@@ -170,7 +173,7 @@ class Transfer:
         features, labels = partial(scene.loss, "features"), partial(scene.loss, "labels")
         ahead = [features] * self.wire.steps_ahead + [labels]
         start = {name: weight.detach() for name, weight in weights.items()}
-        with Twice(), sdpa_kernel(SDPBackend.MATH):  # fused attention has gradients, but they have none
+        with DoubleBackward(), sdpa_kernel(SDPBackend.MATH):  # fused attention has gradients, but they have none
             _, grads = through_steps(start, self.meta.small, ahead, self.rate, labels)
         with torch.no_grad():
             self._learn(grads)

@@ -48,42 +48,44 @@ def kept(*values: Any) -> tuple[list[Tensor], list[nn.Module]]:
     return list(tensors.values()), list(nets.values())
 
 
-def located(value: Any, hardware: torch.device) -> Any:
+def to_device(value: Any, hardware: torch.device) -> Any:
     """A loss or an edit with its tensors where the networks are."""
     if hardware.type == "cpu":
         return value
-    return changed(value, lambda tensor: tensor.to(hardware))
+    return map_tensors(value, lambda tensor: tensor.to(hardware))
 
 
-def changed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """A value with other tensors in the same places; networks and what is no tensor stay."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, tuple | list):
-        return type(value)(changed(item, change) for item in value)
+        return type(value)(map_tensors(item, change) for item in value)
     if isinstance(value, Model):
-        return Model(value.spec, changed(value.arrays, change))
+        return Model(value.spec, map_tensors(value.arrays, change))
     if isinstance(value, Mapping):
-        return {name: changed(item, change) for name, item in value.items()}
+        return {name: map_tensors(item, change) for name, item in value.items()}
     if _made_of_fields(value):
-        return replace(value, **{field.name: changed(getattr(value, field.name), change) for field in fields(value)})
+        return replace(
+            value, **{field.name: map_tensors(getattr(value, field.name), change) for field in fields(value)}
+        )
     return value
 
 
-def leaves(value: Any) -> list[Tensor]:
+def tensor_leaves(value: Any) -> list[Tensor]:
     """The tensors of a value, in an order that is the same for all values of one form."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, tuple | list):
-        return [tensor for item in value for tensor in leaves(item)]
+        return [tensor for item in value for tensor in tensor_leaves(item)]
     if isinstance(value, Mapping):
-        return [tensor for name in sorted(value) for tensor in leaves(value[name])]
+        return [tensor for name in sorted(value) for tensor in tensor_leaves(value[name])]
     if _made_of_fields(value):
-        return [tensor for field in fields(value) for tensor in leaves(getattr(value, field.name))]
+        return [tensor for field in fields(value) for tensor in tensor_leaves(getattr(value, field.name))]
     return []
 
 
-def form(value: Any) -> Hashable:
+def structure_key(value: Any) -> Hashable:
     """All of a value but its tensors' numbers: values of one form do the same operations, on other numbers.
 
     A `TypeError` says what is in the way where a value may hold numbers that cannot be seen from here.
@@ -91,13 +93,13 @@ def form(value: Any) -> Hashable:
     if isinstance(value, Tensor):
         return (tuple(value.shape), value.dtype)
     if isinstance(value, tuple | list):
-        return tuple(form(item) for item in value)
+        return tuple(structure_key(item) for item in value)
     if isinstance(value, Mapping):
-        return tuple((name, form(value[name])) for name in sorted(value))
+        return tuple((name, structure_key(value[name])) for name in sorted(value))
     if isinstance(value, nn.Module | Part):
         return id(value)
     if _made_of_fields(value):
-        return (type(value), *(form(getattr(value, field.name)) for field in fields(value)))
+        return (type(value), *(structure_key(getattr(value, field.name)) for field in fields(value)))
     if value is None or isinstance(value, bool | int | float | str | Spec):
         return cast("Hashable", value)
     raise TypeError(f"a {type(value).__name__} is no value that can be looked into")

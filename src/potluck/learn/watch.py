@@ -19,7 +19,7 @@ from potluck.learn.taps import taps
 
 
 @dataclass(frozen=True)
-class Stop:
+class Tap:
     """A tap, and the shape of the map that leaves it."""
 
     name: str
@@ -39,7 +39,7 @@ def as_map(features: Tensor) -> Tensor:
     return features.reshape(*features.shape, *[1] * (4 - features.dim()))
 
 
-class Watched(AbstractContextManager["Watched"]):
+class TappedNetwork(AbstractContextManager["TappedNetwork"]):
     """A live network that also tells what leaves its taps, while it is watched."""
 
     def __init__(self, net: nn.Module, names: Sequence[str]) -> None:
@@ -69,7 +69,7 @@ class Watched(AbstractContextManager["Watched"]):
     def _note(self, name: str, module: nn.Module, inputs: object, output: Tensor) -> None:
         self._seen[name] = output
 
-    def __enter__(self) -> Watched:
+    def __enter__(self) -> TappedNetwork:
         layers = {name: self.net.get_submodule(name) for name in self.names}
         self._hooks = [layer.register_forward_hook(partial(self._note, name)) for name, layer in layers.items()]
         return self
@@ -80,7 +80,7 @@ class Watched(AbstractContextManager["Watched"]):
 
 
 @lru_cache(maxsize=256)
-def stops(spec: Spec, zoo: Zoo) -> tuple[Stop, ...]:
+def tap_shapes(spec: Spec, zoo: Zoo) -> tuple[Tap, ...]:
     """The taps of a network, in forward order, found without numbers."""
     blank = {name: torch.empty(size, dtype=kind, device="meta") for name, (size, kind) in zoo.shapes(spec).items()}
     net = zoo.build(Model(spec, blank)).eval()
@@ -88,9 +88,9 @@ def stops(spec: Spec, zoo: Zoo) -> tuple[Stop, ...]:
     embeds = any(isinstance(layer, nn.Embedding) for layer in net.modules())
     x = torch.zeros(2, *shape, dtype=torch.long if embeds else torch.float, device="meta")
     names = (_blocks(spec, zoo) if embeds else ()) or taps(net, x)  # text has no maps: the ends of its blocks
-    with torch.no_grad(), Watched(net, names) as watched:
+    with torch.no_grad(), TappedNetwork(net, names) as watched:
         _, maps = watched(x)
-    return tuple(Stop(name, *map(int, found.shape[1:])) for name, found in zip(names, maps, strict=True))
+    return tuple(Tap(name, *map(int, found.shape[1:])) for name, found in zip(names, maps, strict=True))
 
 
 def _blocks(spec: Spec, zoo: Zoo) -> tuple[str, ...]:

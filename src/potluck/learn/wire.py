@@ -1,8 +1,8 @@
 """WIRE: a network learns public rows and, beside their labels, what a network of another architecture makes of them.
 
-Cai et al., Moss, IMWUT 2025. The small networks in between (`Bridge`) are trained as in Jang et al., ICML 2019: they do
-not descend the distance that they weigh, for that would end with weights of zero, but ask after each step where a few
-more steps down the distance and one down the labels' loss would lead, and learn what makes that better.
+Cai et al., IMWUT 2025. The small networks in between (`FeatureMatching`) are trained as in Jang et al. (ICML 2019):
+they do not descend the distance that they weigh, for that would end with weights of zero, but ask after each step where
+a few more steps down the distance and one down the labels' loss would lead, and learn what makes that better.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor
 
 from potluck.core import Arrays, Spec, Zoo
 from potluck.learn.bilevel import Numbers
-from potluck.learn.bridge import Bridge
-from potluck.learn.outputs import Lessons
-from potluck.learn.watch import stops
+from potluck.learn.feature_matching import FeatureMatching
+from potluck.learn.outputs import DistillationSettings
+from potluck.learn.watch import tap_shapes
 
 
 @dataclass(frozen=True)
-class Wire(Lessons):
+class Wire(DistillationSettings):
     """How students are taught: SGD on labels and features, five epochs a round."""
 
     lr: float = 1e-3
@@ -69,12 +69,12 @@ class Wire(Lessons):
                 stacklevel=2,
             )
 
-    def bridge(self, teacher: Spec, student: Spec, zoo: Zoo) -> Bridge | None:
+    def bridge(self, teacher: Spec, student: Spec, zoo: Zoo) -> FeatureMatching | None:
         """What leads from one network's features to another's; None where features do not count."""
         if self.loss == "ce":
             return None
-        ends = stops(teacher, zoo), stops(student, zoo)
-        return Bridge(*ends, self.loss != "mse", self.meta_layers, self.loc_norm == "softmax")
+        ends = tap_shapes(teacher, zoo), tap_shapes(student, zoo)
+        return FeatureMatching(*ends, self.loss != "mse", self.meta_layers, self.loc_norm == "softmax")
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Meta:
     count: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.long))
 
     @classmethod
-    def newborn(cls, bridge: Bridge | None, rng: torch.Generator) -> Meta:
+    def newborn(cls, bridge: FeatureMatching | None, rng: torch.Generator) -> Meta:
         small, transforms = bridge.newborn(rng) if bridge else ({}, {})
         mean, square = ({name: torch.zeros_like(tensor) for name, tensor in small.items()} for _ in range(2))
         return cls(small, transforms, mean, square)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from potluck.core import Device, Examples, Model, Reply, Round, Task, on_client
-from potluck.learn import SoftCrossEntropy, beside, sharpened, told
+from potluck.learn import SoftCrossEntropy, sharpened, told, with_columns
 from potluck.methods.frames.exchange import ServerTaught, refuse_below, spoken_of
 
 
@@ -75,4 +75,4 @@ _LOSS = SoftCrossEntropy()
 
 
 def _lesson(task: Task, device: Device) -> Examples:
-    return beside(spoken_of(task, device), answers=task.arrays["answers"])
+    return with_columns(spoken_of(task, device), answers=task.arrays["answers"])

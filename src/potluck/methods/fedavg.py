@@ -45,7 +45,7 @@ class FedAvg(Averaging):
                 pool.setdefault(place.name, full[name] if alike else own[name])
         return Averaged(Model(born.model.spec, pool))
 
-    def fitting(self, client: Client, zoo: Zoo) -> tuple[Spec, Part]:
+    def submodel_for(self, client: Client, zoo: Zoo) -> tuple[Spec, Part]:
         if self.share == "whole":
             return self.target(zoo), WHOLE
         return client.tier.spec, holding(self.share, client.tier.spec, zoo)

@@ -19,13 +19,13 @@ from typing import Any, Literal
 from torch import Tensor
 
 from potluck.core import SERVER, Loss, Model, Round, Task
-from potluck.learn import Follow, Lessons, mean_scores
+from potluck.learn import DistillationSettings, Follow, mean_scores
 from potluck.methods.frames.ensemble import Ensemble
 from potluck.parts import OverlapMean
 
 
 @dataclass(frozen=True)
-class Distillation(Lessons):
+class Distillation(DistillationSettings):
     """How students are taught: Adam, five epochs a round."""
 
     optimiser: Literal["sgd", "adam"] = "adam"

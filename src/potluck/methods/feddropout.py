@@ -41,9 +41,9 @@ class FedDropout(Width):
         order = torch.randperm(axis.size, generator=now.rng("dropout", what, *who))
         return sorted(order[: spec.sizes[axis.group]].tolist())
 
-    def hand_out(self, client: Client, now: Round) -> tuple[Spec, Part]:
+    def assign(self, client: Client, now: Round) -> tuple[Spec, Part]:
         if self.coupling == "group":
-            return super().hand_out(client, now)
+            return super().assign(client, now)
         spec, zoo = self.narrow(client, now.zoo), now.zoo
         axes = zoo.axes(zoo.shallow(zoo.full, client.tier.depth))
         latest: dict[str, Sequence[int]] = {}

@@ -21,14 +21,14 @@ from typing import Any, ClassVar
 import torch
 
 from potluck.core import SERVER, Arrays, Client, Facts, Loss, Model, Round, Spec, Task, Zoo
-from potluck.learn import Doubt, Lessons, agreed, dissenting
+from potluck.learn import DistillationSettings, Doubt, agreed, dissenting
 from potluck.methods.frames.averaging import Averaged
 from potluck.methods.frames.ensemble import Ensemble
 from potluck.parts import WHOLE, OverlapMean
 
 
 @dataclass(frozen=True)
-class Transfer(Lessons):
+class Transfer(DistillationSettings):
     """How the large model is taught: 128 steps a round, with momentum."""
 
     lr: float = 5e-3

@@ -33,7 +33,7 @@ from potluck.core import (
     Zoo,
     on_client,
 )
-from potluck.learn import Guided, beside, relied, told
+from potluck.learn import Guided, relied, told, with_columns
 from potluck.methods.frames.averaging import classes
 from potluck.methods.frames.exchange import ServerTaught, Taught, refuse_below, scored_rows, spoken_of
 
@@ -102,7 +102,7 @@ class FedGEMS(ServerTaught):
         scores, metrics = device.predict(net, public), dict[str, Plain]()
         for _ in range(self.passes):
             teacher = torch.where(known[:, None], kept, ensemble) if self.select else ensemble
-            fit = device.fit(net, beside(public, scores=teacher), once, Guided(self.share, self.select))
+            fit = device.fit(net, with_columns(public, scores=teacher), once, Guided(self.share, self.select))
             scores, metrics = device.predict(net, public), dict(told(fit))
             right = scores.argmax(-1) == labels
             kept, known = torch.where(right[:, None], scores, kept), known | right
@@ -112,7 +112,7 @@ class FedGEMS(ServerTaught):
     @on_client
     def follow(self, task: Task, device: Device) -> Reply:
         """A client learns the public rows, with the server as its teacher."""
-        examples = beside(spoken_of(task, device), scores=task.arrays["scores"])
+        examples = with_columns(spoken_of(task, device), scores=task.arrays["scores"])
         return self.kept(task, device, *self.study(task, device, examples, self.lessons, Guided(self.share)))
 
     def expects(self, task: Task, zoo: Zoo) -> Expected:

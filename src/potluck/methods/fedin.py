@@ -88,12 +88,12 @@ class FedIN(FedProx):
 
     def round(self, state: Lending, now: Round) -> Lending:
         mean = OverlapMean(state.model.arrays or {})
-        replies, _ = self.folded(mean, state, now)
+        replies, _ = self.train_cohort(mean, state, now)
         lent = {reply.task.to: reply.arrays for reply in replies if reply.arrays}
-        moved: Lending = self.moved(state, mean, now)
+        moved: Lending = self.server_step(state, mean, now)
         return replace(moved, bank=deposited(state.bank, now.index, lent, self.fifo))
 
-    def enclosed(self, client: str, spec: Spec, part: Part, state: Lending, now: Round) -> Arrays:
+    def extra_payload(self, client: str, spec: Spec, part: Part, state: Lending, now: Round) -> Arrays:
         return self.lent_to(client, state.bank, now)
 
     def lent_to(self, client: str, bank: Bank, now: Round) -> Mapping[str, torch.Tensor]:
@@ -138,7 +138,7 @@ class FedIN(FedProx):
     def check(self, zoo: Zoo) -> None:
         if not self.count_lent:
             return
-        first, *others = ((tier.name, seams(self.fitting(Client("", tier), zoo)[0], zoo)) for tier in zoo.tiers)
+        first, *others = ((tier.name, seams(self.submodel_for(Client("", tier), zoo)[0], zoo)) for tier in zoo.tiers)
         for name, ends in (first, *others):
             if ends is None or ends != first[1]:
                 raise SettingsError(

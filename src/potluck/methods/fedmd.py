@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from potluck.core import Device, Facts, Reply, Round, Skip, Task, on_client
-from potluck.learn import Mimic, beside, mean_scores
+from potluck.learn import Mimic, mean_scores, with_columns
 from potluck.methods.frames.exchange import Exchange, refuse_below, spoken_of
 from potluck.methods.local import Alone
 
@@ -65,7 +65,7 @@ class FedMD(Exchange):
     def digest(self, task: Task, device: Device) -> Reply:
         """Learn the consensus, then go back to the client's own data."""
         net = device.build(self.start(task, device))
-        examples = beside(spoken_of(task, device), scores=task.arrays["scores"])
+        examples = with_columns(spoken_of(task, device), scores=task.arrays["scores"])
         lesson = replace(self.local, epochs=self.digests, steps=None, batch=self.batch)
         device.fit(net, examples, lesson, Mimic())
         return self.kept(task, device, net, device.fit(net, device.data, self.local))

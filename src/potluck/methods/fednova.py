@@ -34,9 +34,9 @@ class FedNova(FedProx):
 
     def round(self, state: Averaged, now: Round) -> Averaged:
         mean = Lengthened(state.model.arrays or {})
-        replies, parts = self.folded(mean, state, now)
+        replies, parts = self.train_cohort(mean, state, now)
         mean.by = self.lengths(replies, parts, now.zoo)
-        moved: Averaged = self.moved(state, mean, now)
+        moved: Averaged = self.server_step(state, mean, now)
         return moved
 
     def weigh(self, reply: Reply, zoo: Zoo) -> Weight:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from potluck.core import Device, Edit, Task
-from potluck.learn import Pull
+from potluck.learn import ProximalTerm
 from potluck.methods.fedavg import FedAvg
 
 
@@ -21,4 +21,4 @@ class FedProx(FedAvg):
     mu: float = 0.1
 
     def edits(self, task: Task, device: Device) -> Sequence[Edit]:
-        return (Pull(self.start(task, device).arrays or {}, self.mu),) if self.mu else ()
+        return (ProximalTerm(self.start(task, device).arrays or {}, self.mu),) if self.mu else ()

@@ -58,12 +58,12 @@ class FjORD(Averaging):
 
     def round(self, state: Averaged, now: Round) -> Averaged:
         mean = OverlapMean(state.model.arrays or {})
-        for reply in self.folded(mean, state, now)[0]:
+        for reply in self.train_cohort(mean, state, now)[0]:
             mean.add(reply.arrays, WHOLE, self.weigh(reply, now.zoo))
-        moved: Averaged = self.moved(state, mean, now)
+        moved: Averaged = self.server_step(state, mean, now)
         return moved
 
-    def enclosed(self, client: str, spec: Spec, part: Part, state: Averaged, now: Round) -> Arrays:
+    def extra_payload(self, client: str, spec: Spec, part: Part, state: Averaged, now: Round) -> Arrays:
         return self.inner(spec, state.model.arrays or {}, now.zoo)
 
     def ladder(self, spec: Spec, zoo: Zoo) -> list[Spec]:
@@ -71,7 +71,7 @@ class FjORD(Averaging):
         rungs = {zoo.narrow(zoo.full, width): width for width in sorted(self.widths)}
         return [rung for rung in rungs if all(rung.sizes[group] <= size for group, size in spec.sizes.items())]
 
-    def fitting(self, client: Client, zoo: Zoo) -> tuple[Spec, Part]:
+    def submodel_for(self, client: Client, zoo: Zoo) -> tuple[Spec, Part]:
         spec = client.tier.spec
         if spec == zoo.full:
             return spec, Part({name: Place(name) for name in zoo.shapes(spec)})

@@ -18,6 +18,6 @@ from potluck.parts import Part
 class HeteroFL(Width):
     """Narrow clients train the first units of every layer."""
 
-    def hand_out(self, client: Client, now: Round) -> tuple[Spec, Part]:
-        spec, held = self.fitting(client, now.zoo)
+    def assign(self, client: Client, now: Round) -> tuple[Spec, Part]:
+        spec, held = self.submodel_for(client, now.zoo)
         return self.voiced(spec, client, now.zoo), held

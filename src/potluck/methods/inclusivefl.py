@@ -99,7 +99,7 @@ class InclusiveFL(Laddered):
         whole = state.model.arrays or {}
         mean = OverlapMean(whole)
         weights: dict[Spec, float] = {}
-        for reply in self.folded(mean, state, now)[0]:
+        for reply in self.train_cohort(mean, state, now)[0]:
             spec, count = reply.models["model"].spec, reply.weight if self.weighting == "samples" else 1.0
             weights[spec] = weights.get(spec, 0.0) + count
         rungs, mine = self.rungs(now.zoo), mean.value()

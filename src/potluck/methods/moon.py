@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from potluck.core import Client, Device, Facts, Fit, Loss, Model, Reply, SettingsError, Task, Zoo
-from potluck.learn import Contrast, Frozen
+from potluck.learn import ContrastiveLoss, Frozen
 from potluck.methods.fedavg import FedAvg
 
 
@@ -43,7 +43,7 @@ class MOON(FedAvg):
         if previous is None or previous.spec != received.spec:
             previous = received
         near, far = (Frozen(device.build(model)) for model in (received, previous))
-        return Contrast(own, near, far, self.mu, self.temperature)
+        return ContrastiveLoss(own, near, far, self.mu, self.temperature)
 
     def report(self, task: Task, device: Device, net: nn.Module, fit: Fit) -> Reply:
         reply = super().report(task, device, net, fit)
@@ -54,7 +54,7 @@ class MOON(FedAvg):
     def check(self, zoo: Zoo) -> None:
         super().check(zoo)
         for tier in zoo.tiers:
-            spec, _ = self.fitting(Client("", tier), zoo)
+            spec, _ = self.submodel_for(Client("", tier), zoo)
             if not any(name.startswith("head.") for name in zoo.shapes(spec)):
                 raise SettingsError(
                     f"MOON contrasts what the head of a network is given; tier '{tier.name}' has a {spec.family}, "

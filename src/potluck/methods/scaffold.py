@@ -72,11 +72,11 @@ class SCAFFOLD(FedAvg):
 
     def round(self, state: Controlled, now: Round) -> Controlled:
         mean = OverlapMean(state.model.arrays or {})
-        replies, parts = self.folded(mean, state, now)
-        moved: Controlled = self.moved(state, mean, now)
+        replies, parts = self.train_cohort(mean, state, now)
+        moved: Controlled = self.server_step(state, mean, now)
         return replace(moved, control=self.steered(state.control, summed(replies, parts), now))
 
-    def enclosed(self, client: str, spec: Spec, part: Part, state: Controlled, now: Round) -> Arrays:
+    def extra_payload(self, client: str, spec: Spec, part: Part, state: Controlled, now: Round) -> Arrays:
         return {name: state.control[there] for name, there in trained(spec, part, now.zoo).items()}
 
     def steered(self, control: Arrays, moves: Mapping[str, Tensor], now: Round) -> dict[str, Tensor]:

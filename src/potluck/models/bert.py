@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from potluck.core import Arrays, Axis, Bag, Depth, SettingsError, Spec
+from potluck.core import Arrays, Axis, Depth, FrozenDict, SettingsError, Spec
 from potluck.models.attention import attend, calm, head_axes, layer_groups, refuse_uneven
 from potluck.models.family import Base, Family
 from potluck.models.layers import Embedding, Linear, Net, scaler
@@ -203,7 +203,7 @@ class Bert(Family):
     name = "bert"
     about = "BERT-type encoder with a classifier"
     depth = 2
-    aliases = Bag(
+    aliases = FrozenDict(
         {
             "bert-base": {"depth": 12, "hidden": 768, "heads": 12, "ffn": 3072},
             "minilm-l6": {"depth": 6, "hidden": 384, "heads": 12, "ffn": 1536},
@@ -213,8 +213,8 @@ class Bert(Family):
             },
         }
     )  # fmt: skip
-    base = Bag({"hidden": Option(128, "units of the residual stream"), "ffn": Option(512, "feed-forward units")})
-    options = Bag(
+    base = FrozenDict({"hidden": Option(128, "units of the residual stream"), "ffn": Option(512, "feed-forward units")})
+    options = FrozenDict(
         {
             "norm": LAYER_NORM,
             "scaler": SCALER,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from potluck.core import Axis, Bag, Depth, Spec
+from potluck.core import Axis, Depth, FrozenDict, Spec
 from potluck.models.family import Base, Family
 from potluck.models.layers import Linear, Net, Pooled, convolution
 from potluck.models.options import SCALER, Option, Options, norms
@@ -20,8 +20,8 @@ class CNN(Family):
     name = "cnn"
     about = "Small CNN: equal 3x3 convolutions with pooling, then a global average"
     depth = 3
-    base = Bag({"width": Option(32, "channels of each convolution")})
-    options = Bag({"norm": norms("running"), "scaler": SCALER})
+    base = FrozenDict({"width": Option(32, "channels of each convolution")})
+    options = FrozenDict({"norm": norms("running"), "scaler": SCALER})
 
     def groups(self, depth: Depth, base: Base, options: Options) -> dict[str, int]:
         assert isinstance(depth, int)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from potluck.core import Axis, Bag, Depth, SettingsError, Spec
+from potluck.core import Axis, Depth, FrozenDict, SettingsError, Spec
 from potluck.models.family import Base, Family
 from potluck.models.layers import Linear, Net, convolution, dense
 from potluck.models.options import SCALER, Option, Options, norms
@@ -25,7 +25,7 @@ class LeNet(Family):
 
     name = "lenet"
     about = "LeNet-5: two convolutions, two dense layers"
-    options = Bag(
+    options = FrozenDict(
         {
             "norm": norms("none"),
             "scaler": SCALER,

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from potluck.core import Axis, Bag, Depth, Spec
+from potluck.core import Axis, Depth, FrozenDict, Spec
 from potluck.models.family import Base, Family
 from potluck.models.layers import Linear, Net, dense
 from potluck.models.options import SCALER, Option, Options, norms
@@ -22,8 +22,8 @@ class MLP(Family):
     name = "mlp"
     about = "Multi-layer perceptron: equal hidden layers on a flattened input"
     depth = 2
-    base = Bag({"hidden": Option(64, "units in each hidden layer")})
-    options = Bag({"norm": norms("none"), "scaler": SCALER})
+    base = FrozenDict({"hidden": Option(64, "units in each hidden layer")})
+    options = FrozenDict({"norm": norms("none"), "scaler": SCALER})
     maps = False
 
     def groups(self, depth: Depth, base: Base, options: Options) -> dict[str, int]:

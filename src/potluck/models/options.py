@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from potluck.core import Depth, SettingsError
-from potluck.core.plain import Plain, frozen
+from potluck.core.plain import Plain, freeze
 from potluck.models.norm import POLICIES
 
 Options: TypeAlias = Mapping[str, Any]
@@ -74,7 +74,7 @@ def ratio(where: str, value: Any) -> float:
 
 def input_shape(family: str, value: Any, maps: bool, tokens: bool = False) -> tuple[int, ...]:
     """The shape of one example: channels, height, width where the family reads maps; a length where it reads tokens."""
-    shape = frozen([value] if isinstance(value, int) else value)
+    shape = freeze([value] if isinstance(value, int) else value)
     if not isinstance(shape, tuple) or not shape:
         raise SettingsError(f"{family}: input = {value!r} must be the shape of one example, such as [1, 28, 28].")
     for length in shape:
@@ -92,7 +92,7 @@ def input_shape(family: str, value: Any, maps: bool, tokens: bool = False) -> tu
 
 def blocks(family: str, value: Any, pattern: Depth) -> Depth:
     """A depth of the family's pattern: nothing to choose, one number, or one number per stage."""
-    depth = frozen(value)
+    depth = freeze(value)
     if pattern is None:
         if depth is not None:
             raise SettingsError(f"{family} has one depth: leave depth = {value!r} out.")

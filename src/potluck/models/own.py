@@ -18,8 +18,8 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from potluck.core import Axis, Bag, Depth, Dimension, Dimensions, SettingsError, Spec, frozen
-from potluck.models import options as door
+from potluck.core import Axis, Depth, Dimension, Dimensions, FrozenDict, SettingsError, Spec, freeze
+from potluck.models import options as checks
 from potluck.models import suitable
 from potluck.models.family import Base, Family
 from potluck.models.options import Options
@@ -80,12 +80,12 @@ class Own(Family):
 
     name: ClassVar[str]
     about = "a network of one's own, with traced axes"
-    options = Bag({})
+    options = FrozenDict({})
     factory: ClassVar[Factory]
 
     def spec(self, given: Mapping[str, Any], depth: Depth = None, sizes: Mapping[str, int] | None = None) -> Spec:
         answered = self._answers({name: value for name, value in given.items() if name != CHECKSUM})
-        door.blocks(self.name, depth, None)
+        checks.blocks(self.name, depth, None)
         traced = self.traced(answered)
         if given.get(CHECKSUM, traced.checksum) != traced.checksum:
             raise SettingsError(
@@ -93,16 +93,16 @@ class Own(Family):
                 f"{traced.checksum[:12]} and {str(given[CHECKSUM])[:12]}). Use the same code on both sides."
             )
         full, sizes = traced.sizes, sizes or {}
-        door.refuse_unknown(self.name, "axis group", sizes, full)
+        checks.refuse_unknown(self.name, "axis group", sizes, full)
         units = {
-            group: door.whole(f"{self.name}: size of '{group}'", sizes.get(group, most), 1, most)
+            group: checks.whole(f"{self.name}: size of '{group}'", sizes.get(group, most), 1, most)
             for group, most in full.items()
         }
         return Spec(self.name, None, units, {**answered, CHECKSUM: traced.checksum})
 
     def traced(self, options: Options) -> Traced:
         """The full network of these options with its axes; traced once."""
-        return _traced(self, Bag({name: value for name, value in options.items() if name != CHECKSUM}))
+        return _traced(self, FrozenDict({name: value for name, value in options.items() if name != CHECKSUM}))
 
     def groups(self, depth: Depth, base: Base, options: Options) -> dict[str, int]:
         return self.traced(options).sizes
@@ -145,14 +145,14 @@ class Own(Family):
             if needed not in given:
                 raise SettingsError(f"{self.name} needs to know '{needed}'.")
         if not any(each.kind is each.VAR_KEYWORD for each in taken.values()):
-            door.refuse_unknown(self.name, "option", given, ("input", "classes", *taken))
+            checks.refuse_unknown(self.name, "option", given, ("input", "classes", *taken))
         defaults = {name: each.default for name, each in taken.items() if each.default is not each.empty}
-        plain = {name: frozen(value) for name, value in defaults.items() if _is_plain(value)}
+        plain = {name: freeze(value) for name, value in defaults.items() if _is_plain(value)}
         return {
             **plain,
-            **{name: frozen(value) for name, value in given.items()},
-            "input": door.input_shape(self.name, given["input"], maps=False, tokens=self.tokens),
-            "classes": door.whole(f"{self.name}: classes", given["classes"], 1, door.MOST_UNITS),
+            **{name: freeze(value) for name, value in given.items()},
+            "input": checks.input_shape(self.name, given["input"], maps=False, tokens=self.tokens),
+            "classes": checks.whole(f"{self.name}: classes", given["classes"], 1, checks.MOST_UNITS),
         }
 
     def _parameters(self) -> Mapping[str, inspect.Parameter]:
@@ -160,7 +160,7 @@ class Own(Family):
 
 
 @lru_cache(maxsize=64)
-def _traced(family: Own, options: Bag[Any]) -> Traced:
+def _traced(family: Own, options: FrozenDict[Any]) -> Traced:
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(0)
         net = family.make(options)
@@ -179,7 +179,7 @@ def check(full: Spec, narrow: Iterable[Spec]) -> None:
     if isinstance(family, Own):
         traced = family.traced(full.options)
         cut = [spec for spec in narrow if spec.family == full.family]  # a tier may have another network
-        widths = {Bag({group: size / traced.sizes[group] for group, size in spec.sizes.items()}) for spec in cut}
+        widths = {FrozenDict({group: size / traced.sizes[group] for group, size in spec.sizes.items()}) for spec in cut}
         traced.check(sorted(widths, key=repr))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from potluck.core import Axis, Bag, Depth, Spec
+from potluck.core import Axis, Depth, FrozenDict, Spec
 from potluck.models.family import Base, Family
 from potluck.models.layers import Conv, Linear, Net, Pooled, activation, wake
 from potluck.models.options import SCALER, Options, norms
@@ -48,9 +48,9 @@ class PreResNet(Family):
     name = "preresnet"
     about = "Pre-activated ResNet in four stages, with static batch norm (HeteroFL, FedRolex)"
     depth = (2, 2, 2, 2)
-    aliases = Bag({"preresnet18": {"depth": (2, 2, 2, 2)}})
-    base = Bag({"width": WIDTH})
-    options = Bag({"norm": norms("static"), "scaler": SCALER})
+    aliases = FrozenDict({"preresnet18": {"depth": (2, 2, 2, 2)}})
+    base = FrozenDict({"width": WIDTH})
+    options = FrozenDict({"norm": norms("static"), "scaler": SCALER})
 
     def groups(self, depth: Depth, base: Base, options: Options) -> dict[str, int]:
         assert isinstance(depth, tuple)

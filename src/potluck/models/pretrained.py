@@ -17,7 +17,7 @@ from typing import Any
 import safetensors
 import safetensors.torch
 
-from potluck.core import Arrays, Bag, Depth, InputError, SettingsError
+from potluck.core import Arrays, Depth, FrozenDict, InputError, SettingsError
 from potluck.models.options import MOST_BLOCKS, whole
 
 CONFIG = "config.json"
@@ -38,7 +38,7 @@ SIZES = {
 """What must be as the folder has it: our name, and its name there."""
 
 
-def described(folder: str, given: Mapping[str, Any], depth: Depth) -> tuple[dict[str, Any], Depth, Bag[str]]:
+def described(folder: str, given: Mapping[str, Any], depth: Depth) -> tuple[dict[str, Any], Depth, FrozenDict[str]]:
     """A network's options and depth, completed from a folder, and what its spec keeps of where its weights are.
 
     What is given must agree with the folder, but for the depth (fewer layers: the bottom ones) and the dropout.
@@ -55,14 +55,18 @@ def described(folder: str, given: Mapping[str, Any], depth: Depth) -> tuple[dict
         if given.get(name, value) != value:
             raise SettingsError(f"{name} = {given[name]!r}, but pretrained = {folder!r} has {value!r}. Leave it out.")
     options = {"dropout": config.get("hidden_dropout_prob", 0.1), **given, **fixed}
-    return options, layers if depth is None else depth, Bag({"folder": folder, "sha256": _checksum(_numbers(place))})
+    return (
+        options,
+        layers if depth is None else depth,
+        FrozenDict({"folder": folder, "sha256": _checksum(_numbers(place))}),
+    )
 
 
-def kept(source: Any) -> Bag[str]:
+def kept(source: Any) -> FrozenDict[str]:
     """What a spec keeps of a folder, if it is that."""
     if not isinstance(source, Mapping) or set(source) != {"folder", "sha256"}:
         raise SettingsError(f'pretrained = {source!r} must be a folder, such as pretrained = "models/minilm".')
-    return Bag({name: str(value) for name, value in source.items()})
+    return FrozenDict({name: str(value) for name, value in source.items()})
 
 
 def weights(source: Mapping[str, str], renamed: Callable[[str], str], needed: Iterable[str]) -> Arrays:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from potluck.core import Axis, Bag, Depth, Spec
+from potluck.core import Axis, Depth, FrozenDict, Spec
 from potluck.models.family import Base, Family
 from potluck.models.layers import Linear, Net, Pooled, Side, convolution
 from potluck.models.options import SCALER, Option, Options, norms
@@ -58,7 +58,7 @@ class ResNet(Family):
     name = "resnet"
     about = "ResNet of basic or bottleneck blocks in four stages"
     depth = (2, 2, 2, 2)
-    aliases = Bag(
+    aliases = FrozenDict(
         {
             "resnet10": {"depth": (1, 1, 1, 1), "block": "basic"},
             "resnet14": {"depth": (1, 1, 2, 2), "block": "basic"},
@@ -70,8 +70,8 @@ class ResNet(Family):
             "resnet152": {"depth": (3, 8, 36, 3), "block": "bottleneck"},
         }
     )
-    base = Bag({"width": WIDTH})
-    options = Bag(
+    base = FrozenDict({"width": WIDTH})
+    options = FrozenDict(
         {
             "norm": norms("running"),
             "scaler": SCALER,

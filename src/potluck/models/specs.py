@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from potluck.core import Depth, SettingsError, Spec, frozen, thawed
-from potluck.models import options as door
+from potluck.core import Depth, SettingsError, Spec, freeze, to_plain
+from potluck.models import options as checks
 from potluck.models.families import FAMILIES, find
 
 
@@ -23,11 +23,11 @@ def make_spec(
     family, named = find(name)
     for argument, value in (("depth", depth), ("width", width)):
         if value is not None:
-            options[argument] = frozen(value)
+            options[argument] = freeze(value)
     for argument, value in named.items():
         if options.setdefault(argument, value) != value:
             raise SettingsError(
-                f"{name} has the {argument} {thawed(value)}; for {argument} = {options[argument]!r} "
+                f"{name} has the {argument} {to_plain(value)}; for {argument} = {options[argument]!r} "
                 f"ask for '{family.name}'."
             )
     depth = options.pop("depth", None)
@@ -46,7 +46,7 @@ def complete(spec: Spec) -> Spec:
 @lru_cache(maxsize=1024)
 def _completed(spec: Spec) -> Spec:
     if spec.family not in FAMILIES:
-        raise SettingsError(f"there is no model family '{spec.family}'.{door.hint(spec.family, FAMILIES)}")
+        raise SettingsError(f"there is no model family '{spec.family}'.{checks.hint(spec.family, FAMILIES)}")
     return FAMILIES[spec.family].spec(spec.options, spec.depth, spec.sizes)
 
 
@@ -54,10 +54,10 @@ def narrow(spec: Spec, width: float | Mapping[str, float]) -> Spec:
     """The spec with this share of each group's units, rounded up; groups that a mapping does not name stay whole."""
     spec = complete(spec)
     if isinstance(width, Mapping):
-        door.refuse_unknown(spec.family, "axis group", width, spec.sizes)
-        ratios = {group: door.ratio(f"width of '{group}'", width.get(group, 1.0)) for group in spec.sizes}
+        checks.refuse_unknown(spec.family, "axis group", width, spec.sizes)
+        ratios = {group: checks.ratio(f"width of '{group}'", width.get(group, 1.0)) for group in spec.sizes}
     else:
-        ratios = dict.fromkeys(spec.sizes, door.ratio("width", width))
+        ratios = dict.fromkeys(spec.sizes, checks.ratio("width", width))
     sizes = {group: portion(units, ratios[group]) for group, units in spec.sizes.items()}
     return Spec(spec.family, spec.depth, sizes, spec.options)
 
@@ -76,7 +76,7 @@ def shallow(spec: Spec, depth: Any) -> Spec:
     spec = complete(spec)
     if depth is None:
         return spec
-    kept = door.blocks(spec.family, depth, spec.depth)
+    kept = checks.blocks(spec.family, depth, spec.depth)
     if any(new > old for new, old in zip(_counts(kept), _counts(spec.depth), strict=True)):
         raise SettingsError(f"{spec.family}: depth = {depth!r} is deeper than the {spec.depth} there are.")
     family = FAMILIES[spec.family]
@@ -102,7 +102,7 @@ def tier_spec(full: Spec, width: float | Mapping[str, float] | None = None, dept
 
 
 def _with(spec: Spec, **options: Any) -> Spec:
-    door.refuse_unknown(spec.family, "option", options, spec.options)
+    checks.refuse_unknown(spec.family, "option", options, spec.options)
     return complete(Spec(spec.family, spec.depth, spec.sizes, {**spec.options, **options}))
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from potluck.core import Axis, Bag, Depth, Spec
+from potluck.core import Axis, Depth, FrozenDict, Spec
 from potluck.models.attention import HEADS, attend, calm, head_axes, layer_groups, refuse_uneven
 from potluck.models.family import Base, Family
 from potluck.models.layers import Embedding, Linear, Net, scaler
@@ -110,8 +110,10 @@ class Transformer(Family):
     name = "transformer"
     about = "Small causal Transformer for the next token (FedRolex)"
     depth = 3
-    base = Bag({"hidden": Option(128, "units of the residual stream"), "ffn": Option(2048, "feed-forward units")})
-    options = Bag(
+    base = FrozenDict(
+        {"hidden": Option(128, "units of the residual stream"), "ffn": Option(2048, "feed-forward units")}
+    )
+    options = FrozenDict(
         {
             "norm": LAYER_NORM,
             "scaler": SCALER,

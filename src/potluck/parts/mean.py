@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from potluck.core import Arrays, Flat, Layout, Weight
+from potluck.core import Arrays, FlatArrays, Layout, Weight
 from potluck.parts.part import Mask, Part, Place
 
 BLOCK = 16
@@ -77,7 +77,7 @@ class OverlapMean:
         if position // BLOCK != self._number:
             self._close()
             self._number = position // BLOCK
-        if isinstance(arrays, Flat) and isinstance(weight, float) and self._add_flat(arrays, held, weight):
+        if isinstance(arrays, FlatArrays) and isinstance(weight, float) and self._add_flat(arrays, held, weight):
             arrays = arrays.others
         for name, tensor in arrays.items():
             factor = _factor(weight, name)
@@ -116,7 +116,7 @@ class OverlapMean:
             self.sums.merge(self._block)
             self._block = Sums()
 
-    def _add_flat(self, arrays: Flat, held: Any, factor: float) -> bool:
+    def _add_flat(self, arrays: FlatArrays, held: Any, factor: float) -> bool:
         """Adds a whole buffer at once, to the same sums as tensor by tensor; False where that cannot be."""
         block, layout = self._block, arrays.layout
         if not (isinstance(held, Part) and held.entire and factor > 0):

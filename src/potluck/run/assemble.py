@@ -23,21 +23,21 @@ from potluck.core import (
     Spec,
     Tier,
     Zoo,
+    display_name,
     facts_of,
-    name_of,
     stream,
 )
 from potluck.data import Federation, Source, load, load_public
-from potluck.engines import ENGINES, Engine, Session, Shard, World
-from potluck.fleet import Budget, Crew, fit, profile
+from potluck.engines import ENGINES, Engine, RoundSession, Shard, SimulationContext
+from potluck.fleet import Budget, Population, fit, profile
 from potluck.learn import Classify, NextToken, Regress, Tag, Wire
-from potluck.models import Menagerie, check, make_spec, tier_spec
-from potluck.run import door, privacy
+from potluck.models import ModelZoo, check, make_spec, tier_spec
+from potluck.run import config, privacy
 from potluck.run.settings import Experiment, TierSettings
 
 
 @dataclass(frozen=True, eq=False)
-class Bench:
+class ServerData:
     """What the server's device holds: the public set to learn from, and its own splits to score on."""
 
     train: Examples
@@ -46,17 +46,17 @@ class Bench:
     labels: tuple[int, ...]
 
 
-class Shelf:
+class ClientDatasets:
     """Who has which examples, by client id."""
 
-    def __init__(self, federation: Federation, crew: Crew) -> None:
+    def __init__(self, federation: Federation, population: Population) -> None:
         self.public = federation.public
-        self._federation, self._crew = federation, crew
+        self._federation, self._population = federation, population
         everything = tuple(range(federation.classes))
-        self._bench = Bench(federation.public, federation.validation, federation.test, everything)
+        self._server_data = ServerData(federation.public, federation.validation, federation.test, everything)
 
     def shard(self, client: str) -> Shard:
-        return self._bench if client == SERVER else self._federation.shard(self._crew.index(client))
+        return self._server_data if client == SERVER else self._federation.shard(self._population.index(client))
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,31 +64,33 @@ class Setup:
     """An experiment with everything it needs, not yet started."""
 
     experiment: Experiment
-    world: World
-    crew: Crew
+    context: SimulationContext
+    population: Population
     classes: int
 
     def engine(self) -> Engine:
         """The engine that the settings ask for, started."""
-        return ENGINES[engine_name(self.experiment)](self.world, self.experiment.run.workers)
+        return ENGINES[engine_name(self.experiment)](self.context, self.experiment.run.workers)
 
     @property
     def server(self) -> Client:
         """The server as a client, of a tier that can carry the full network."""
-        return Client(SERVER, Tier("server", spec=self.world.zoo.full, profile="server"))
+        return Client(SERVER, Tier("server", spec=self.context.zoo.full, profile="server"))
 
     def cohort(self, index: int) -> list[Client]:
         """Who is asked in this round."""
-        return self.crew.cohort(index, self.experiment.cohort)
+        return self.population.cohort(index, self.experiment.cohort)
 
-    def view(self, index: int, session: Session) -> Round:
+    def view(self, index: int, session: RoundSession) -> Round:
         """What the method sees of this round."""
 
         def recruit(wanted: Callable[[Client], bool]) -> Sequence[Client]:
-            return self.crew.cohort(index, self.experiment.cohort, wanted)
+            return self.population.cohort(index, self.experiment.cohort, wanted)
 
-        cohort, world = self.cohort(index), self.world
-        return Round(index, cohort, self.crew.clients, world.zoo, world.seed, session.send, session.fold, recruit)
+        cohort, context = self.cohort(index), self.context
+        return Round(
+            index, cohort, self.population.clients, context.zoo, context.seed, session.send, session.fold, recruit
+        )
 
 
 def engine_name(experiment: Experiment) -> str:
@@ -114,7 +116,7 @@ def assemble(experiment: Experiment, source: Source | None = None, method: Any =
 
     `source` and `method` may be given as objects, from Python, in place of what the settings name.
     """
-    method = method if method is not None else door.method(experiment.method, experiment.local)
+    method = method if method is not None else config.method(experiment.method, experiment.local)
     source = source if source is not None else load(experiment.data)
     if source.classes == 1:
         raise SettingsError(f"data '{source.name}' has one class, so there is nothing to tell apart; check the labels.")
@@ -127,16 +129,16 @@ def assemble(experiment: Experiment, source: Source | None = None, method: Any =
     full, tiers = networks(experiment, source, federation.samples)
     check(full, [tier.spec for tier in tiers])
     where, run = hardware(experiment), experiment.run
-    zoo = Menagerie(full, tiers, len(federation.public), where)
-    crew = Crew(tiers, federation.clients, experiment.fleet, experiment.seed)
+    zoo = ModelZoo(full, tiers, len(federation.public), where)
+    population = Population(tiers, federation.clients, experiment.fleet, experiment.seed)
     method.check(zoo)
-    shelf, problem = Shelf(federation, crew), _problem(source, zoo, experiment)
-    veil = privacy.veil(experiment, method, zoo, crew)
-    world = World(
-        *(method, zoo, shelf, problem, experiment.seed, where, run.stack),
-        *(run.precision, run.channels_last, run.streams, veil),
+    datasets, problem = ClientDatasets(federation, population), _problem(source, zoo, experiment)
+    mechanism = privacy.mechanism(experiment, method, zoo, population)
+    context = SimulationContext(
+        *(method, zoo, datasets, problem, experiment.seed, where, run.stack),
+        *(run.precision, run.channels_last, run.streams, mechanism),
     )
-    return Setup(experiment, world, crew, source.classes)
+    return Setup(experiment, context, population, source.classes)
 
 
 def _refuse_unlabelled(method: Any, experiment: Experiment) -> None:
@@ -145,7 +147,7 @@ def _refuse_unlabelled(method: Any, experiment: Experiment) -> None:
     if not other or facts is None or facts.public != "labels" or isinstance(getattr(method, "wire", None), Wire):
         return
     raise SettingsError(
-        f"{name_of(method)} learns labels of public rows, and those of data.public_from are of other classes; "
+        f"{display_name(method)} learns labels of public rows, and those of data.public_from are of other classes; "
         "leave it out, or choose a method that needs no labels (`potluck list methods`)."
     )
 
@@ -224,7 +226,7 @@ def _fitting(settings: TierSettings, base: Spec, experiment: Experiment, samples
     local, fleet = experiment.local, experiment.fleet
     slots = 2 if local.optimiser == "adam" else int(local.momentum > 0)
     budget = Budget(local.count(samples), slots, fleet.memory, fleet.seconds or math.inf)
-    zoo, batch = Menagerie(base), min(local.batch, max(samples, 1))
+    zoo, batch = ModelZoo(base), min(local.batch, max(samples, 1))
     return fit(fleet.widths, lambda width: zoo.cost(tier_spec(base, width), batch), profile(settings.profile), budget)
 
 

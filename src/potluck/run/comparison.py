@@ -11,10 +11,10 @@ from typing import Any
 
 from potluck.core import SettingsError
 from potluck.ledger import read_run
-from potluck.run import door
+from potluck.run import config
 from potluck.run.assemble import assemble
 from potluck.run.interrupts import Interrupted
-from potluck.run.loop import Watch
+from potluck.run.loop import ProgressListener
 from potluck.run.result import Result
 from potluck.run.session import mark, resume, run
 from potluck.run.settings import Experiment
@@ -25,7 +25,7 @@ def compare(
     out: Path,
     methods: Sequence[Mapping[str, Any]],
     seeds: Iterable[int],
-    watcher: Callable[[str, int], Watch],
+    watcher: Callable[[str, int], ProgressListener],
 ) -> list[Result]:
     """Runs several methods over several seeds on the same data, clients and cohorts; each in its own folder.
 
@@ -52,9 +52,11 @@ def _plans(
     found = []
     for variant, changes in (experiment.compare.variants or {"": ()}).items():
         where = f"compare.variants '{variant}'"
-        base = dataclasses.replace(door.changed(experiment, changes, where), variant=variant) if variant else experiment
+        base = (
+            dataclasses.replace(config.changed(experiment, changes, where), variant=variant) if variant else experiment
+        )
         for method in methods:
-            door.method(method, base.local, "methods")
+            config.method(method, base.local, "methods")
         chosen = [method for method in methods if _runs_under(variant, method, experiment)]
         for seed in seeds:
             found += [(_label(method, variant), base.with_method(method, seed)) for method in chosen]
@@ -77,7 +79,7 @@ def _refuse_idle(methods: Sequence[Mapping[str, Any]], found: Sequence[Experimen
         raise SettingsError(f"method '{idle[0]}' runs under no variant; add it to one of the lists of compare.only.")
 
 
-def _run_or_resume(experiment: Experiment, path: Path, watch: Watch) -> Result:
+def _run_or_resume(experiment: Experiment, path: Path, watch: ProgressListener) -> Result:
     if not (path / "manifest.json").exists():
         return run(experiment, path, watch=watch)
     there = read_run(path).manifest

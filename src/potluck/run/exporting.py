@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from potluck.core import Client, InputError, Model, SettingsError, name_of, unpack
-from potluck.engines import Desk, Serial
+from potluck.core import Client, InputError, Model, SettingsError, display_name, unpack
+from potluck.engines import Dispatcher, Serial
 from potluck.ledger import CheckpointError, RunFolder
 from potluck.models import save
 from potluck.run.assemble import Setup, assemble
@@ -38,33 +38,33 @@ def _ready(setup: Setup, state: Any, index: int) -> Any:
     """The state as it is scored: static norms, for one, are exported with the statistics that clients gather."""
     if index < 0:
         return state
-    session = Desk(Serial(setup.world), setup.world.method, setup.world.zoo).open(index)
-    ready = setup.world.method.ready(state, setup.view(index, session))
+    session = Dispatcher(Serial(setup.context), setup.context.method, setup.context.zoo).open(index)
+    ready = setup.context.method.ready(state, setup.view(index, session))
     session.close()
     return ready
 
 
 def _whole(setup: Setup, state: Any, who: Client) -> Model | None:
     """What one would use today, if the server has all of it."""
-    model: Model | None = setup.world.method.serve(state, who, setup.world.zoo)
+    model: Model | None = setup.context.method.serve(state, who, setup.context.zoo)
     return None if model is None or _parted(model, setup) else model
 
 
 def _of_server(setup: Setup, state: Any) -> Model:
     model = _whole(setup, state, setup.server)
     if model is None:
-        raise InputError(f"{name_of(setup.world.method)} has no model of the server's own; try --client c0.")
+        raise InputError(f"{display_name(setup.context.method)} has no model of the server's own; try --client c0.")
     return model
 
 
 def _of_tier(setup: Setup, state: Any, name: str | None) -> Model:
-    tiers = {tier.name: tier for tier in setup.world.zoo.tiers}
+    tiers = {tier.name: tier for tier in setup.context.zoo.tiers}
     if name is not None and name not in tiers:
         raise SettingsError(f"--tier {name}: this run has the tiers {', '.join(tiers)}.")
-    chosen = tiers[name] if name else setup.world.zoo.tiers[-1]
+    chosen = tiers[name] if name else setup.context.zoo.tiers[-1]
     model = _whole(setup, state, Client(f"any {chosen.name}", chosen))
     if model is None:
-        kind, else_server = name_of(setup.world.method), _whole(setup, state, setup.server) is not None
+        kind, else_server = display_name(setup.context.method), _whole(setup, state, setup.server) is not None
         other = "--server" if else_server else "another tier"
         raise InputError(f"{kind} has no model for tier '{chosen.name}' on the server; try --client c0, or {other}.")
     return model
@@ -72,15 +72,17 @@ def _of_tier(setup: Setup, state: Any, name: str | None) -> Model:
 
 def _of_client(setup: Setup, state: Any, id: str, kept: tuple[int, bytes] | None) -> Model:
     try:
-        who = setup.crew.client(setup.crew.index(id), 0)
+        who = setup.population.client(setup.population.index(id), 0)
     except ValueError as fault:
         raise SettingsError(f"--client {id}: {fault}.") from None
-    served: Model | None = setup.world.method.serve(state, who, setup.world.zoo)
+    served: Model | None = setup.context.method.serve(state, who, setup.context.zoo)
     memory = unpack(kept[1]) if kept else {}
     if served is not None and not _parted(served, setup):
         return served
     if served is not None and "head" in memory:
-        whole: Model = setup.world.method.completed(served, memory, setup.world.shelf.shard(id).labels, setup.world.zoo)
+        whole: Model = setup.context.method.completed(
+            served, memory, setup.context.datasets.shard(id).labels, setup.context.zoo
+        )
         return whole
     own = memory.get("model")
     if not isinstance(own, Model):
@@ -90,4 +92,4 @@ def _of_client(setup: Setup, state: Any, id: str, kept: tuple[int, bytes] | None
 
 def _parted(model: Model, setup: Setup) -> bool:
     """Whether clients keep a part of this model, its head, to themselves."""
-    return not setup.world.zoo.shapes(model.spec).keys() <= (model.arrays or {}).keys()
+    return not setup.context.zoo.shapes(model.spec).keys() <= (model.arrays or {}).keys()

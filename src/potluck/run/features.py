@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from potluck.core import SERVER, Client, Examples, Model, Zoo, dice
-from potluck.run.alike import cka, plane, staged
+from potluck.core import SERVER, Client, Examples, Model, Zoo, numpy_stream
 from potluck.run.assemble import Setup
 from potluck.run.loop import Loop
+from potluck.run.similarity import cka, plane, staged
 
 ROWS = 512
 """Test rows looked at, at most."""
@@ -46,21 +46,21 @@ def looked(setup: Setup, state: Any) -> dict[str, Any]:
 
 
 def _rows(setup: Setup) -> Examples:
-    bench = setup.world.shelf.shard(SERVER)
-    examples = bench.test if len(bench.test) else bench.validation
+    server_data = setup.context.datasets.shard(SERVER)
+    examples = server_data.test if len(server_data.test) else server_data.validation
     count = min(ROWS, len(examples))
-    picked = dice(setup.experiment.seed, "features").choice(len(examples), count, replace=False, shuffle=False)
+    picked = numpy_stream(setup.experiment.seed, "features").choice(len(examples), count, replace=False, shuffle=False)
     return examples.pick(torch.from_numpy(picked).sort().values)
 
 
 def _seen(setup: Setup, state: Any, examples: Examples) -> dict[str, dict[str, Tensor]]:
     """The features of every stage, tier by tier."""
-    method, zoo = setup.world.method, setup.world.zoo
+    method, zoo = setup.context.method, setup.context.zoo
     found = {}
     for tier in zoo.tiers:
         model = method.serve(state, Client(f"any {tier.name}", tier), zoo)
         if model is not None:
-            net = zoo.build(_whole(model, zoo)).to(setup.world.hardware)
+            net = zoo.build(_whole(model, zoo)).to(setup.context.hardware)
             pad = model.spec.options.get("pad")
             found[tier.name] = staged(net, examples, pad if isinstance(pad, int) else None)
     return found

@@ -14,19 +14,19 @@ import torch
 from torch import Tensor
 
 from potluck.core import SERVER, Model, QuorumError, digest, pack, stream, unpack
-from potluck.engines import Desk, Engine, Entry, Session
-from potluck.learn import changed, located
+from potluck.engines import Dispatcher, Engine, Entry, RoundSession
+from potluck.learn import map_tensors, to_device
 from potluck.ledger import RunFolder
+from potluck.run.accounting import CostAccounting, Progress
 from potluck.run.assemble import Setup
-from potluck.run.books import Books, Progress
+from potluck.run.background import BackgroundTask
+from potluck.run.client_state import ROOM, ClientStateCache, Remembered
 from potluck.run.interrupts import Interrupts
-from potluck.run.later import Later
 from potluck.run.privacy import stated, uploaded
-from potluck.run.recall import ROOM, Recall, Remembered
 from potluck.run.scoring import scored
 
 
-class Watch(Protocol):
+class ProgressListener(Protocol):
     """Someone who looks on."""
 
     def round(self, done: int, scores: Mapping[str, Any] | None, totals: Mapping[str, float]) -> None: ...
@@ -36,30 +36,37 @@ class Watch(Protocol):
 class Loop:
     """One run in progress."""
 
-    def __init__(self, setup: Setup, engine: Engine, folder: RunFolder, watch: Watch, stops: Interrupts) -> None:
+    def __init__(
+        self, setup: Setup, engine: Engine, folder: RunFolder, watch: ProgressListener, stops: Interrupts
+    ) -> None:
         self.setup, self.engine, self.folder, self.watch, self.stops = setup, engine, folder, watch, stops
-        self.world, self.experiment = setup.world, setup.experiment
+        self.context, self.experiment = setup.context, setup.experiment
         self.progress = Progress()
         self.scores: dict[str, Any] | None = None
-        fresh: Any = self.world.method.init(self.world.zoo, stream(self.world.seed, "init"))
-        self.state: Any = located(fresh, torch.device(self.world.hardware))
+        fresh: Any = self.context.method.init(self.context.zoo, stream(self.context.seed, "init"))
+        self.state: Any = to_device(fresh, torch.device(self.context.hardware))
         # To reach a GPU takes longer than to read a file, and a GPU has more room to spare than most machines.
-        self.recall = Recall(folder.memories.read, ROOM if self.world.hardware == "cpu" else 4 * ROOM)
-        self.desk = Desk(
-            engine, self.world.method, self.world.zoo, self.experiment.gate, self._remembered, setup.crew.drops
+        self.recall = ClientStateCache(folder.memories.read, ROOM if self.context.hardware == "cpu" else 4 * ROOM)
+        self.dispatcher = Dispatcher(
+            engine,
+            self.context.method,
+            self.context.zoo,
+            self.experiment.gate,
+            self._remembered,
+            setup.population.drops,
         )
-        self.books = Books(folder.journal, self.world.zoo)
+        self.accounting = CostAccounting(folder.journal, self.context.zoo)
         self._saved = -1
-        self._writing: Later | None = None
+        self._writing: BackgroundTask | None = None
         self._server_failed = False
 
     def restore(self, payload: bytes) -> None:
         """Goes back to where a checkpoint was written."""
         found = unpack(payload)
         self.progress = Progress(**found["progress"])
-        self.state = dataclasses.replace(self.state, **located(found["state"], torch.device(self.world.hardware)))
+        self.state = dataclasses.replace(self.state, **to_device(found["state"], torch.device(self.context.hardware)))
         self.scores = found["scores"]
-        self.desk.strikes = dict(self.progress.strikes)
+        self.dispatcher.strikes = dict(self.progress.strikes)
         self._saved = self.progress.done
 
     def run(self) -> None:
@@ -99,10 +106,10 @@ class Loop:
             self.state = state
             self.progress.done = index + 1
             for client, count in session.strikes().items():
-                self.desk.strikes[client] = self.desk.strikes.get(client, 0) + count
-            self.progress.strikes = dict(self.desk.strikes)
+                self.dispatcher.strikes[client] = self.dispatcher.strikes.get(client, 0) + count
+            self.progress.strikes = dict(self.dispatcher.strikes)
             self.recall.put(session.staged)
-            self.books.round(self.progress, session, cohort, time.perf_counter() - started)
+            self.accounting.round(self.progress, session, cohort, time.perf_counter() - started)
             self._count_uploads(session)
             self._missed(session)
             self._failed(session)
@@ -116,12 +123,12 @@ class Loop:
             self._warn(index + 1, self.engine.notes.pop(0))
         self.watch.round(index + 1, self.scores if due else None, self.progress.totals)
 
-    def _attempts(self, index: int) -> tuple[Any, Session]:
+    def _attempts(self, index: int) -> tuple[Any, RoundSession]:
         """The round's new state, from the first attempt that enough clients answered."""
         run = self.experiment.run
         for attempt in range(run.retries + 1):
-            session = self.desk.open(index, attempt)
-            state = self.world.method.round(self.state, self.setup.view(index, session))
+            session = self.dispatcher.open(index, attempt)
+            state = self.context.method.round(self.state, self.setup.view(index, session))
             session.close()
             asked = {entry.task.to for entry in session.entries if not entry.skipped} - {SERVER}
             came = {entry.task.to for entry in session.entries if entry.verdict == "accepted"} - {SERVER}
@@ -134,13 +141,13 @@ class Loop:
             self._warn(index + 1, f"{text} (try {attempt + 1} of {run.retries + 1}){why}")
         raise QuorumError(f"{text}{why}. The model is as it was after round {index}; resume when clients are back.")
 
-    def _ready(self) -> tuple[Any, Session | None]:
+    def _ready(self) -> tuple[Any, RoundSession | None]:
         """The state to score: what the method makes of it with the last cohort; scored, then discarded."""
         index = self.progress.done - 1
         if index < 0:
             return self.state, None
-        session = self.desk.open(index)
-        shown = self.world.method.ready(self.state, self.setup.view(index, session))
+        session = self.dispatcher.open(index)
+        shown = self.context.method.ready(self.state, self.setup.view(index, session))
         session.close()
         return shown, session
 
@@ -156,13 +163,13 @@ class Loop:
         scores, faults = scored(self.setup, self.engine, shown, self.progress.done, self._remembered)
         with self.stops.held():
             if session:
-                self.books.tasks(self.progress, session.entries, self.setup.cohort(self.progress.done - 1))
+                self.accounting.tasks(self.progress, session.entries, self.setup.cohort(self.progress.done - 1))
                 faults += [entry.reason for entry in session.entries if entry.reason and not entry.skipped]
             if faults:
                 self._warn(self.progress.done, f"scoring after round {self.progress.done}: {faults[0]}")
             self.scores = scores
             self.folder.scores.append(scores)
-            self.books.coverage(self.progress)
+            self.accounting.coverage(self.progress)
             self.progress.stopped = self._reached()
 
     def _reached(self) -> bool:
@@ -180,13 +187,13 @@ class Loop:
         value = {"progress": progress, "state": dict(vars(self.state)), "scores": self.scores}
         self._settle()
         self._saved = self.progress.done
-        if self.world.hardware == "cpu":
+        if self.context.hardware == "cpu":
             self.folder.commit(self._saved, pack(value), self.recall.unsaved())
         else:
             self.folder.prepare(self._saved, self.recall.unsaved())
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record()
-            self._writing = Later(partial(_written, self.folder, self._saved, value, ready))
+            self._writing = BackgroundTask(partial(_written, self.folder, self._saved, value, ready))
         self.recall.saved(self._saved)
 
     def _settle(self) -> None:
@@ -202,24 +209,24 @@ class Loop:
     @property
     def promise(self) -> dict[str, Any] | None:
         """What is promised to clients by now, where their updates get noise."""
-        veil = self.world.veil
-        return None if veil is None else stated(self.experiment.privacy, veil, self.progress.uploads)
+        mechanism = self.context.mechanism
+        return None if mechanism is None else stated(self.experiment.privacy, mechanism, self.progress.uploads)
 
-    def _count_uploads(self, session: Session) -> None:
-        if self.world.veil is not None:
+    def _count_uploads(self, session: RoundSession) -> None:
+        if self.context.mechanism is not None:
             self.progress.uploads = uploaded(self.progress.uploads, session.entries)
             self.folder.journal.append({"event": "privacy", "round": self.progress.done, **(self.promise or {})})
 
-    def _missed(self, session: Session) -> None:
+    def _missed(self, session: RoundSession) -> None:
         """Warns when a tier has sent nothing for three rounds."""
         done = self.progress.done
-        for tier in self.world.zoo.tiers:
+        for tier in self.context.zoo.tiers:
             gone = done - self.progress.seen.get(tier.name, 0)
             if gone == 3 and session.coverage < 1:
                 covered = f"{session.coverage:.0%} of the model was trained"
                 self._warn(done, f"round {done}: nothing from tier '{tier.name}' for 3 rounds; {covered}")
 
-    def _failed(self, session: Session) -> None:
+    def _failed(self, session: RoundSession) -> None:
         """Warns when work of the server's own is refused for the first time: no faulty device is to blame for that."""
         found = [entry for entry in session.entries if entry.task.to == SERVER and entry.verdict == "quarantined"]
         if found and not self._server_failed:
@@ -241,7 +248,7 @@ def _written(folder: RunFolder, done: int, value: Mapping[str, Any], ready: torc
     aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_event(ready)
     with torch.cuda.stream(aside):
-        fetched = changed(value, lambda tensor: tensor.cpu())
+        fetched = map_tensors(value, lambda tensor: tensor.cpu())
     folder.checkpoints.write(done, pack(fetched))
 
 

@@ -21,22 +21,22 @@ import numpy as np
 from potluck.core import (
     SERVER,
     Client,
-    Held,
     Mean,
     Model,
     Reply,
     Round,
+    Selection,
     SettingsError,
     Task,
-    Trouble,
+    UserError,
     Weight,
     Zoo,
-    name_of,
+    display_name,
     stream,
 )
 from potluck.engines import Entry
-from potluck.fleet import Crew
-from potluck.learn import Veil
+from potluck.fleet import Population
+from potluck.learn import GaussianMechanism
 from potluck.run.settings import Experiment, Privacy
 
 APART = 2.0
@@ -44,7 +44,7 @@ APART = 2.0
 MISSING = "[privacy] needs dp-accounting to reckon with: pip install 'potluck[privacy]'"
 
 
-def veil(experiment: Experiment, method: Any, zoo: Zoo, crew: Crew) -> Veil | None:
+def mechanism(experiment: Experiment, method: Any, zoo: Zoo, population: Population) -> GaussianMechanism | None:
     """What every update goes through, if [privacy] asks for it; refuses what would leave devices beside updates."""
     wanted = experiment.privacy
     if not wanted.wanted:
@@ -55,19 +55,19 @@ def veil(experiment: Experiment, method: Any, zoo: Zoo, crew: Crew) -> Veil | No
         raise SettingsError("[privacy] and method.label_mask: it tells the server a client's labels; set it to false.")
     seen = Rehearsal(method, zoo, experiment.seed)
     if wanted.noise is not None:
-        return Veil(wanted.clip, wanted.noise)
+        return GaussianMechanism(wanted.clip, wanted.noise)
     assert wanted.epsilon is not None
-    times = 1 if wanted.per == "upload" else max(1, seen.uploads * _rounds(experiment, crew, seen.recruits))
-    return Veil(wanted.clip, noise(wanted.epsilon, wanted.delta, times))
+    times = 1 if wanted.per == "upload" else max(1, seen.uploads * _rounds(experiment, population, seen.recruits))
+    return GaussianMechanism(wanted.clip, noise(wanted.epsilon, wanted.delta, times))
 
 
-def stated(wanted: Privacy, veil: Veil, uploads: Mapping[str, int] | None = None) -> dict[str, Any]:
+def stated(wanted: Privacy, mechanism: GaussianMechanism, uploads: Mapping[str, int] | None = None) -> dict[str, Any]:
     """The promise as plain values: for each upload and, once it is known how often clients did, for all of them."""
-    found: dict[str, Any] = {"clip": veil.clip, "noise": veil.noise, "delta": wanted.delta}
-    found["epsilon_each"] = epsilon(veil.noise, wanted.delta)
+    found: dict[str, Any] = {"clip": mechanism.clip, "noise": mechanism.noise, "delta": wanted.delta}
+    found["epsilon_each"] = epsilon(mechanism.noise, wanted.delta)
     if uploads is not None:
         most = max(uploads.values(), default=0)
-        found |= {"uploads": most, "epsilon": epsilon(veil.noise, wanted.delta, most)}
+        found |= {"uploads": most, "epsilon": epsilon(mechanism.noise, wanted.delta, most)}
     return found
 
 
@@ -123,11 +123,13 @@ def _refuse_statistics(method: Any, zoo: Zoo) -> None:
             )
 
 
-def _rounds(experiment: Experiment, crew: Crew, recruits: bool) -> int:
+def _rounds(experiment: Experiment, population: Population, recruits: bool) -> int:
     """In how many rounds the client that is asked most often takes part; all, where the method chooses for itself."""
-    if recruits or experiment.cohort >= crew.clients:
+    if recruits or experiment.cohort >= population.clients:
         return experiment.rounds
-    asked = Counter(client.id for index in range(experiment.rounds) for client in crew.cohort(index, experiment.cohort))
+    asked = Counter(
+        client.id for index in range(experiment.rounds) for client in population.cohort(index, experiment.cohort)
+    )
     return max(asked.values(), default=0)
 
 
@@ -146,7 +148,7 @@ class Rehearsal:
         for act in (method.round, method.ready):
             try:
                 act(state, now)
-            except Trouble:
+            except UserError:
                 raise
             except Exception:  # not every method bears that nobody answers; by then it has asked
                 pass
@@ -164,7 +166,7 @@ class Rehearsal:
         return iter(())
 
     def _fold(
-        self, tasks: Iterable[Task], mean: Mean, held: Mapping[str, Held], weigh: Callable[[Reply], Weight]
+        self, tasks: Iterable[Task], mean: Mean, held: Mapping[str, Selection], weigh: Callable[[Reply], Weight]
     ) -> Sequence[Reply]:
         return list(self._send(tasks))
 
@@ -178,7 +180,7 @@ class Rehearsal:
         unknown = [key for key in expected.models if key not in task.models or task.models[key].arrays is None]
         if beside or unknown:
             raise SettingsError(
-                f"[privacy] puts noise on updates of models; {name_of(self.method)}'s clients also upload "
+                f"[privacy] puts noise on updates of models; {display_name(self.method)}'s clients also upload "
                 f"'{(beside or unknown)[0]}' (in '{task.verb}'), which would leave as it is. Take a method that "
                 "uploads models alone, such as fedavg."
             )

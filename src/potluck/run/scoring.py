@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from potluck.core import SERVER, Client, Model, Plain, Task, dice
-from potluck.engines import Engine, Letter
+from potluck.core import SERVER, Client, Model, Plain, Task, numpy_stream
+from potluck.engines import Engine, TaskEnvelope
 from potluck.run.assemble import Setup
-from potluck.run.recall import Remembered
+from potluck.run.client_state import Remembered
 
 PIECE = 2048
 """The server's splits are scored in pieces of so many rows, so that workers share them; the same on every engine."""
@@ -20,18 +20,18 @@ Ask = Callable[[str], Remembered | None]
 
 def scored(setup: Setup, engine: Engine, state: Any, done: int, recall: Ask) -> tuple[dict[str, Any], list[str]]:
     """Everything that is known of the models after so many rounds, and what went wrong in finding out."""
-    method, zoo = setup.world.method, setup.world.zoo
-    problem: Any = setup.world.problem
+    method, zoo = setup.context.method, setup.context.zoo
+    problem: Any = setup.context.problem
     tiers = {tier.name: Client(f"any {tier.name}", tier) for tier in zoo.tiers}
     served = {"": method.serve(state, setup.server, zoo)}
     served |= {name: method.serve(state, client, zoo) for name, client in tiers.items()}
     clients = chosen(setup, done)
     own = {client.id: method.serve(state, client, zoo) for client in clients}
     whole = served[""] if setup.experiment.score.local else None
-    bench = setup.world.shelf.shard(SERVER)
-    pieces = range(0, max(len(bench.validation), len(bench.test), 1), PIECE)
+    server_data = setup.context.datasets.shard(SERVER)
+    pieces = range(0, max(len(server_data.validation), len(server_data.test), 1), PIECE)
     common = setup.experiment.score.common
-    tallies, faults = _asked(engine, _letters(served, own, whole, done, recall, pieces, common))
+    tallies, faults = _asked(engine, _envelopes(served, own, whole, done, recall, pieces, common))
     spread = {client.id: _judged(tallies.get((client.id, "")), problem) for client in clients}
     scores = {
         "round": done,
@@ -56,13 +56,15 @@ def scored(setup: Setup, engine: Engine, state: Any, done: int, recall: Ask) -> 
 
 def chosen(setup: Setup, done: int) -> list[Client]:
     """The clients that score the model on their own splits: the same ones every time."""
-    crew, wanted = setup.crew, setup.experiment.score.clients
-    count = min(wanted, crew.clients)
-    picked = dice(setup.experiment.seed, "scored").choice(crew.clients, count, replace=False, shuffle=False)
-    return [crew.client(int(index), done) for index in sorted(picked)]
+    population, wanted = setup.population, setup.experiment.score.clients
+    count = min(wanted, population.clients)
+    picked = numpy_stream(setup.experiment.seed, "scored").choice(
+        population.clients, count, replace=False, shuffle=False
+    )
+    return [population.client(int(index), done) for index in sorted(picked)]
 
 
-def _letters(
+def _envelopes(
     served: Mapping[str, Model | None],
     own: Mapping[str, Model | None],
     whole: Model | None,
@@ -70,21 +72,21 @@ def _letters(
     recall: Ask,
     pieces: Iterable[int],
     common: bool,
-) -> Iterable[Letter]:
+) -> Iterable[TaskEnvelope]:
     for name, model in served.items():
         if model is not None and _same(name, served) == name:
             for start in pieces:
                 config: dict[str, Plain] = {"rows": [start, start + PIECE]}
-                yield Letter(Task("score", SERVER, name, done, {"model": model}, config=config))
+                yield TaskEnvelope(Task("score", SERVER, name, done, {"model": model}, config=config))
     for client, model in own.items():
         found = recall(client)
         memory = found[1] if found else {}
         if model is None:
-            yield Letter(Task("score", client, "", done, config={"common": True} if common else {}), memory)
+            yield TaskEnvelope(Task("score", client, "", done, config={"common": True} if common else {}), memory)
         else:
-            yield Letter(Task("score", client, "", done, {"model": model}), memory)
+            yield TaskEnvelope(Task("score", client, "", done, {"model": model}), memory)
         if whole is not None:
-            yield Letter(Task("score", client, "local", done, {"model": whole}, config={"masked": True}))
+            yield TaskEnvelope(Task("score", client, "local", done, {"model": whole}, config={"masked": True}))
 
 
 def _same(name: str, served: Mapping[str, Model | None]) -> str:
@@ -105,12 +107,12 @@ Tallies = dict[tuple[str, str], list[Mapping[str, Any]]]
 """By client and key, one for each piece."""
 
 
-def _asked(engine: Engine, letters: Iterable[Letter]) -> tuple[Tallies, list[str]]:
+def _asked(engine: Engine, envelopes: Iterable[TaskEnvelope]) -> tuple[Tallies, list[str]]:
     """The tallies of every letter, but none of a model that could not be scored in full; and why others failed."""
     tallies: Tallies = {}
     faults: list[str] = []
     lost = set()
-    for outcome in engine.carry(letters):
+    for outcome in engine.carry(envelopes):
         whose = (outcome.task.to, outcome.task.key)
         if outcome.reply is not None:
             tallies.setdefault(whose, []).append(outcome.reply.metrics)

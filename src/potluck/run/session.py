@@ -21,14 +21,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from potluck.core import SettingsError, Trouble, facts_of, name_of, settings, stream
+from potluck.core import SettingsError, UserError, display_name, facts_of, settings, stream
 from potluck.data import Source
 from potluck.ledger import RunFolder
-from potluck.run import door, privacy, toml
+from potluck.run import config, privacy, toml
 from potluck.run.assemble import Setup, assemble, engine_name
 from potluck.run.features import keep_features
 from potluck.run.interrupts import Interrupted, Interrupts
-from potluck.run.loop import Loop, Watch
+from potluck.run.loop import Loop, ProgressListener
 from potluck.run.result import Result
 from potluck.run.settings import Experiment
 
@@ -51,7 +51,7 @@ def run(
     *,
     source: Source | None = None,
     method: Any = None,
-    watch: Watch | None = None,
+    watch: ProgressListener | None = None,
 ) -> Result:
     """Runs an experiment from round 0 and keeps everything in a run folder.
 
@@ -59,9 +59,9 @@ def run(
     brings your own data, `method` a method object of your own.
     """
     if experiment is None:
-        experiment = door.read_experiment(None)
+        experiment = config.read_experiment(None)
     if not isinstance(experiment, Experiment):
-        experiment = door.experiment(experiment)
+        experiment = config.experiment(experiment)
     setup = assemble(experiment, source, method)
     path = Path(out) if out is not None else fresh_folder(experiment)
 
@@ -79,7 +79,7 @@ def resume(
     engine: str | None = None,
     source: Source | None = None,
     method: Any = None,
-    watch: Watch | None = None,
+    watch: ProgressListener | None = None,
 ) -> Result:
     """Goes on with a run that was stopped, from its newest good checkpoint; `rounds` and `engine` may be changed.
 
@@ -103,17 +103,17 @@ def resume(
 def settings_of(folder: RunFolder) -> Experiment:
     """The experiment that a run folder holds."""
     plain, text = toml.read(folder.path / "settings.toml")
-    return door.experiment(plain, str(folder.path / "settings.toml"), text)
+    return config.experiment(plain, str(folder.path / "settings.toml"), text)
 
 
 def _changed(experiment: Experiment, rounds: int, engine: str | None) -> Experiment:
     plain = experiment.plain() | {"rounds": rounds}
     if engine is not None:
         plain["run"]["engine"] = engine
-    return door.experiment(plain, "resume")
+    return config.experiment(plain, "resume")
 
 
-def _work(setup: Setup, open_folder: Callable[[], RunFolder], watch: Watch, resumed: bool = False) -> Result:
+def _work(setup: Setup, open_folder: Callable[[], RunFolder], watch: ProgressListener, resumed: bool = False) -> Result:
     """Runs what is left of a run, and leaves its folder in order whatever happens."""
     threads = torch.get_num_threads()
     gc.freeze()  # what is there by now stays until the end: the collector need not look at it round after round
@@ -126,7 +126,7 @@ def _work(setup: Setup, open_folder: Callable[[], RunFolder], watch: Watch, resu
     finally:
         gc.unfreeze()
         torch.set_num_threads(threads)
-        if setup.world.hardware != "cpu":  # what this run had on a GPU goes before the next run comes
+        if setup.context.hardware != "cpu":  # what this run had on a GPU goes before the next run comes
             gc.collect()
             torch.cuda.empty_cache()
 
@@ -151,7 +151,7 @@ def _finished(loop: Loop, resumed: bool) -> Result:
     keep_features(loop)
     result = Result(
         folder.path,
-        str(experiment.method.get("name", type(loop.world.method).__name__)),
+        str(experiment.method.get("name", type(loop.context.method).__name__)),
         loop.progress.done,
         experiment.seed,
         loop.scores or {},
@@ -171,21 +171,21 @@ def _how_to_go_on(folder: RunFolder) -> str:
 
 def state_of(setup: Setup, fields: Mapping[str, Any]) -> Any:
     """A method's state, made again from a checkpoint's fields."""
-    method, zoo = setup.world.method, setup.world.zoo
-    return dataclasses.replace(method.init(zoo, stream(setup.world.seed, "init")), **fields)
+    method, zoo = setup.context.method, setup.context.zoo
+    return dataclasses.replace(method.init(zoo, stream(setup.context.seed, "init")), **fields)
 
 
 def manifest(setup: Setup) -> dict[str, Any]:
     """What the run was made with."""
-    experiment, zoo = setup.experiment, setup.world.zoo
-    counts = setup.crew.counts()
+    experiment, zoo = setup.experiment, setup.context.zoo
+    counts = setup.population.counts()
     return {
         "potluck": version("potluck"),
         "name": experiment.name,
         "method": str(experiment.method.get("name")),
-        "label": label(setup.world.method),
-        "facts": dataclasses.asdict(told) if (told := facts_of(setup.world.method)) else None,
-        "privacy": privacy.stated(experiment.privacy, setup.world.veil) if setup.world.veil else None,
+        "label": label(setup.context.method),
+        "facts": dataclasses.asdict(told) if (told := facts_of(setup.context.method)) else None,
+        "privacy": privacy.stated(experiment.privacy, setup.context.mechanism) if setup.context.mechanism else None,
         "variant": experiment.variant,
         "seed": experiment.seed,
         "rounds": experiment.rounds,
@@ -200,7 +200,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "status": "running",
         "classes": setup.classes,
-        "clients": setup.crew.clients,
+        "clients": setup.population.clients,
         "cohort": experiment.cohort,
         "tiers": [
             {
@@ -222,8 +222,10 @@ def mark(setup: Setup) -> str:
     plain = setup.experiment.plain()
     for name in ("name", "variant", "rounds", "run", "compare", "score"):
         plain.pop(name)
-    plain["method"] = [type(setup.world.method).__name__, settings(setup.world.method)]
-    plain["networks"] = [spec.plain() for spec in (setup.world.zoo.full, *(tier.spec for tier in setup.crew.tiers))]
+    plain["method"] = [type(setup.context.method).__name__, settings(setup.context.method)]
+    plain["networks"] = [
+        spec.plain() for spec in (setup.context.zoo.full, *(tier.spec for tier in setup.population.tiers))
+    ]
     return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -234,7 +236,7 @@ def label(method: Any) -> str:
         for field in dataclasses.fields(method)
         if field.name != "local" and getattr(method, field.name) != field.default
     ]
-    return name_of(method) + (f" ({', '.join(told)})" if told else "")
+    return display_name(method) + (f" ({', '.join(told)})" if told else "")
 
 
 def _brief(value: Any) -> str:
@@ -252,5 +254,5 @@ def fresh_folder(experiment: Experiment) -> Path:
 
 
 def _one_line(fault: BaseException) -> str:
-    text = str(fault) if isinstance(fault, Trouble) else f"{type(fault).__name__}: {fault}"
+    text = str(fault) if isinstance(fault, UserError) else f"{type(fault).__name__}: {fault}"
     return " ".join(text.split())[:500]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from potluck.core import Local, SettingsError, thawed
+from potluck.core import Local, SettingsError, to_plain
 from potluck.data import Data
 from potluck.engines import Gate
 from potluck.fleet import Fleet
@@ -197,7 +197,7 @@ class Experiment:
 
     def plain(self) -> dict[str, Any]:
         """Every setting as plain values."""
-        found: dict[str, Any] = thawed(dataclasses.asdict(self))
+        found: dict[str, Any] = to_plain(dataclasses.asdict(self))
         return found
 
     def with_method(self, method: Mapping[str, Any], seed: int | None = None) -> Experiment:

@@ -74,14 +74,14 @@ class Averaging(LocalTraining):
 
     def round(self, state: Any, now: Round) -> Any:
         mean = OverlapMean(state.model.arrays or {})
-        self.folded(mean, state, now)
-        return self.moved(state, mean, now)
+        self.train_cohort(mean, state, now)
+        return self.server_step(state, mean, now)
 
-    def folded(
+    def train_cohort(
         self, mean: OverlapMean, state: Any, now: Round, weigh: Callable[[Reply], Weight] | None = None
     ) -> tuple[Sequence[Reply], dict[str, Part]]:
         """Hands everyone their part, and folds what they make of it into the mean; the replies, and who had which."""
-        held = {client.id: self.hand_out(client, now) for client in self.pick(now)}
+        held = {client.id: self.assign(client, now) for client in self.pick(now)}
         where = next((tensor.device for tensor in mean.start.values()), torch.device("cpu"))
         parts = {id: part.on(where) for id, (_, part) in held.items()}
         whole = {spec: Model(spec, mean.start) for spec, part in held.values() if part.entire}  # one for everybody
@@ -90,17 +90,17 @@ class Averaging(LocalTraining):
                 "train",
                 id,
                 models={"model": whole.get(spec) or Model(spec, parts[id].take(mean.start))},
-                arrays=self.enclosed(id, spec, parts[id], state, now),
+                arrays=self.extra_payload(id, spec, parts[id], state, now),
             )
             for id, (spec, _) in held.items()
         )
         return now.fold(tasks, mean, parts, weigh or partial(self.weigh, zoo=now.zoo)), parts
 
-    def enclosed(self, client: str, spec: Spec, part: Part, state: Any, now: Round) -> Arrays:
+    def extra_payload(self, client: str, spec: Spec, part: Part, state: Any, now: Round) -> Arrays:
         """What a client is sent besides its model: nothing."""
         return EMPTY
 
-    def moved(self, state: Any, mean: OverlapMean, now: Round) -> Any:
+    def server_step(self, state: Any, mean: OverlapMean, now: Round) -> Any:
         """The state after the server's step towards a mean."""
         arrays, slots = self.server(mean.start, mean, state.slots, self.buffers(now.zoo))
         return replace(state, model=Model(state.model.spec, arrays), slots=slots)
@@ -113,11 +113,11 @@ class Averaging(LocalTraining):
         """Who takes part: the cohort."""
         return now.cohort
 
-    def hand_out(self, client: Client, now: Round) -> tuple[Spec, Part]:
+    def assign(self, client: Client, now: Round) -> tuple[Spec, Part]:
         """The network a client trains this round, and which part of the server's model that is."""
-        return self.fitting(client, now.zoo)
+        return self.submodel_for(client, now.zoo)
 
-    def fitting(self, client: Client, zoo: Zoo) -> tuple[Spec, Part]:
+    def submodel_for(self, client: Client, zoo: Zoo) -> tuple[Spec, Part]:
         """The network that fits this client on any day, and which part of the server's model that is."""
         return self.target(zoo), WHOLE
 
@@ -156,7 +156,7 @@ class Averaging(LocalTraining):
         if self.bn_eval == "batch" or now.zoo.counting(now.zoo.full) == now.zoo.full:
             return state
         everyone = [Client(SERVER, Tier("server", spec=now.zoo.full)), *(Client("", tier) for tier in now.zoo.tiers)]
-        networks = dict(self.fitting(client, now.zoo) for client in everyone)
+        networks = dict(self.submodel_for(client, now.zoo) for client in everyone)
         whole = state.model.arrays or {}
         found = {spec.key: self.asked(spec, held.take(whole), now) for spec, held in networks.items()}
         return replace(state, statistics=found)
@@ -190,7 +190,7 @@ class Averaging(LocalTraining):
 
     def serve(self, state: Any, client: Client, zoo: Zoo) -> Model | None:
         """The model this client would use today."""
-        spec, held = self.fitting(client, zoo)
+        spec, held = self.submodel_for(client, zoo)
         arrays, found = held.take(state.model.arrays or {}), state.statistics.get(spec.key)
         return Model(spec, arrays) if found is None else Model(zoo.counting(spec), {**arrays, **found})
 

@@ -38,7 +38,7 @@ class ByType(Averaging):
         """The largest network among the types'."""
         return zoo.tiers[-1].spec
 
-    def fitting(self, client: Client, zoo: Zoo) -> tuple[Spec, Part]:
+    def submodel_for(self, client: Client, zoo: Zoo) -> tuple[Spec, Part]:
         tier = zoo.tiers[-1] if client.id == SERVER else client.tier
         return tier.spec, where(tier.name, tier.spec, zoo)
 

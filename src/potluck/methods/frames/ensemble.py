@@ -29,7 +29,7 @@ from potluck.core import (
     Zoo,
     on_client,
 )
-from potluck.learn import Lessons, beside, noise, told
+from potluck.learn import DistillationSettings, noise, told, with_columns
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.frames.exchange import need_public, refuse_below, scored_rows
 from potluck.parts import OverlapMean, Part
@@ -40,7 +40,7 @@ class Ensemble(FedAvg):
     """FedAvg within architectures, and the received models as teachers of the server's."""
 
     share: Literal["whole", "layerwise", "per_arch"] = "per_arch"
-    teach: Lessons = Lessons()
+    teach: DistillationSettings = DistillationSettings()
     """How the server's models are taught."""
     on: Literal["public", "noise"] = "public"
     """What teachers are asked about: the public rows, or random inputs, anew in each round."""
@@ -62,8 +62,8 @@ class Ensemble(FedAvg):
             came[reply.task.to] = reply.models["model"]  # a fold keeps none, and all are to teach
             return self.weigh(reply, now.zoo)
 
-        self.folded(mean, state, now, weigh)
-        return self.moved(state, mean, now), {client: came[client] for client in sorted(came)}
+        self.train_cohort(mean, state, now, weigh)
+        return self.server_step(state, mean, now), {client: came[client] for client in sorted(came)}
 
     def consulted(self, teachers: dict[str, Model], now: Round) -> Tensor:
         """What each of these models says about every row: [models, rows, classes]."""
@@ -74,7 +74,7 @@ class Ensemble(FedAvg):
 
     def students(self, zoo: Zoo) -> dict[Spec, Part]:
         """Every architecture, and where its model lies."""
-        return dict(self.fitting(Client("", tier), zoo) for tier in zoo.tiers)
+        return dict(self.submodel_for(Client("", tier), zoo) for tier in zoo.tiers)
 
     def asking(self, now: Round) -> dict[str, Plain]:
         """What tells the server's tasks which rows they are about: nothing, or a seed."""
@@ -97,17 +97,17 @@ class Ensemble(FedAvg):
     def learn(self, task: Task, device: Device) -> Reply:
         """A model learns what the task tells of the rows; on the server."""
         net = device.build(task.models["model"])
-        fit = device.fit(net, beside(self.rows(task, device), **task.arrays), self.teach, self.lesson_loss())
+        fit = device.fit(net, with_columns(self.rows(task, device), **task.arrays), self.teach, self.lesson_loss())
         return Reply({"model": Model(task.models["model"].spec, device.rest(net))}, metrics=told(fit))
 
     def lesson_loss(self) -> Loss:
         """What a model descends that is taught."""
         raise NotImplementedError
 
-    def fitting(self, client: Client, zoo: Zoo) -> tuple[Spec, Part]:
+    def submodel_for(self, client: Client, zoo: Zoo) -> tuple[Spec, Part]:
         """A client's architecture; the server's is the largest that there is among the clients."""
         own = client.id != SERVER or self.share == "whole"
-        return super().fitting(client if own else Client(SERVER, zoo.tiers[-1]), zoo)
+        return super().submodel_for(client if own else Client(SERVER, zoo.tiers[-1]), zoo)
 
     def expects(self, task: Task, zoo: Zoo) -> Expected:
         if task.verb == "answer":

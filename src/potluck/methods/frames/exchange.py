@@ -26,7 +26,7 @@ from potluck.core import (
     Shapes,
     Task,
     Zoo,
-    name_of,
+    display_name,
 )
 from potluck.learn import told
 from potluck.methods.frames.averaging import classes
@@ -138,7 +138,7 @@ def need_public(method: Any, zoo: Zoo) -> None:
     """Refuses a federation without a public set."""
     if not zoo.public:
         raise SettingsError(
-            f"{name_of(method)} learns from what networks say about public rows, and there are none; "
+            f"{display_name(method)} learns from what networks say about public rows, and there are none; "
             "set data.public to some, such as 100."
         )
 

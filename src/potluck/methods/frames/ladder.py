@@ -69,7 +69,7 @@ class Laddered(PrivateHead):
     def target(self, zoo: Zoo) -> Spec:
         return self.rungs(zoo)[-1].spec
 
-    def fitting(self, client: Client, zoo: Zoo) -> tuple[Spec, Part]:
+    def submodel_for(self, client: Client, zoo: Zoo) -> tuple[Spec, Part]:
         rungs = self.rungs(zoo)
         rung = next((rung for rung in rungs if rung.spec == client.tier.spec), rungs[-1])
         return rung.spec, rung.part

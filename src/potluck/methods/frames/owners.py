@@ -21,7 +21,7 @@ def owners(method: Averaging, zoo: Zoo) -> dict[str, float]:
     """The share of all clients that train each of the server's tensors, reckoned from the tiers' shares."""
     shares: dict[str, list[float]] = {}
     for tier in zoo.tiers:
-        for name in trained(*method.fitting(Client("", tier), zoo), zoo).values():
+        for name in trained(*method.submodel_for(Client("", tier), zoo), zoo).values():
             shares.setdefault(name, []).append(tier.share)
     total = math.fsum(tier.share for tier in zoo.tiers)
     return {name: math.fsum(found) / total for name, found in shares.items()}

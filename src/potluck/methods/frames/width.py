@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
-from potluck.core import Client, Facts, Reply, Round, SettingsError, Spec, Weight, Zoo, name_of
+from potluck.core import Client, Facts, Reply, Round, SettingsError, Spec, Weight, Zoo, display_name
 from potluck.methods.frames.averaging import Averaging
 from potluck.parts import WHOLE, Choose, Part, part
 
@@ -41,13 +41,13 @@ class Width(Averaging):
         """Which entries over all heads together, where heads are not cut each for itself."""
         return None
 
-    def hand_out(self, client: Client, now: Round) -> tuple[Spec, Part]:
+    def assign(self, client: Client, now: Round) -> tuple[Spec, Part]:
         spec, zoo = self.narrow(client, now.zoo), now.zoo
         axes = zoo.axes(zoo.shallow(zoo.full, client.tier.depth))
         held = part(axes, self.choose(spec, client, now), zoo.shapes(spec), self.heads(spec, client, now))
         return self.voiced(spec, client, zoo), held
 
-    def fitting(self, client: Client, zoo: Zoo) -> tuple[Spec, Part]:
+    def submodel_for(self, client: Client, zoo: Zoo) -> tuple[Spec, Part]:
         spec = self.narrow(client, zoo)
         return spec, prefix(spec, zoo.shallow(zoo.full, client.tier.depth), zoo)
 
@@ -80,7 +80,7 @@ class Width(Averaging):
             base = zoo.shallow(zoo.full, tier.depth) if tier.spec.family == zoo.full.family else tier.spec
             if tier.spec.family != zoo.full.family or tier.spec.sizes.keys() != base.sizes.keys():
                 raise SettingsError(
-                    f"{name_of(self)} cuts every tier's network out of [model]; tier '{tier.name}' has a model "
+                    f"{display_name(self)} cuts every tier's network out of [model]; tier '{tier.name}' has a model "
                     "of its own. Give it a width instead."
                 )
 

@@ -25,7 +25,7 @@ from potluck.core import (
     Zoo,
     on_client,
 )
-from potluck.learn import Meta, Wire, stops, taught
+from potluck.learn import Meta, Wire, tap_shapes, taught
 from potluck.methods.frames.averaging import Averaged
 from potluck.methods.frames.bytype import ByType
 from potluck.methods.frames.exchange import need_public
@@ -121,7 +121,7 @@ class Wired(ByType):
         for tier in zoo.tiers:
             if zoo.counting(tier.spec) != tier.spec:
                 raise SettingsError(f"Moss asks models in evaluation; tier '{tier.name}' has static norms. Use others.")
-            if not stops(tier.spec, zoo):
+            if not tap_shapes(tier.spec, zoo):
                 raise SettingsError(f"Moss finds no layers to tap in tier '{tier.name}'. Use a deeper network.")
         self.wire.warn()
 

@@ -1,0 +1,134 @@
+"""Where worker processes come from, and the life they lead.
+
+A *nursery* is forked once, before the run starts: a process that owns the world, does nothing, and forks workers on
+request. So a worker that dies is replaced from a clean state, the data is shared by copy-on-write, no main module is
+imported again, and nothing is pickled: tasks and replies cross a socket as JSON, their tensors lie on trays of shared
+memory. Whoever loses the other end of its socket exits, and the kernel ends orphans with their parent, so no process
+outlives the run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from potluck.core import join_tensors, split_tensors
+from potluck.engines.batched import BatchedFits, stacked
+from potluck.engines.context import SimulationContext, TaskEnvelope, TaskResult
+from potluck.engines.pool.shared_memory import SharedMemoryBuffer
+from potluck.engines.worker import Worker
+
+
+def start(context: SimulationContext) -> tuple[socket.socket, int]:
+    """A nursery: the end to ask it by, and its process id."""
+    ours, theirs = socket.socketpair()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        _live(_nurse, [theirs.fileno()], context)
+    theirs.close()
+    return ours, pid
+
+
+def _live(
+    life: Callable[[list[int], SimulationContext], None], handles: list[int], context: SimulationContext
+) -> NoReturn:
+    """Makes a forked process a quiet child (it dies with its parent, leaves Ctrl-C to it, holds none of its files but
+    these), lives its life, and never returns into the parent's code."""
+    try:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        limit = os.sysconf("SC_OPEN_MAX")
+        start = 3
+        for handle in sorted(handles):
+            os.closerange(start, handle)
+            start = handle + 1
+        os.closerange(start, limit if 0 < limit < 1 << 20 else 1 << 20)
+        life(handles, context)
+    finally:
+        os._exit(0)
+
+
+def _nurse(handles: list[int], context: SimulationContext) -> None:
+    """The nursery's life: fork a worker for every request, until the run is gone."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    end = socket.socket(fileno=handles[0])
+    while end.recv(1):
+        ours, theirs = socket.socketpair()
+        trays = [SharedMemoryBuffer.make(), SharedMemoryBuffer.make()]
+        if os.fork() == 0:
+            _live(_work, [theirs.fileno(), *trays], context)
+        theirs.close()
+        socket.send_fds(end, [b"+"], [ours.fileno(), *trays])
+        ours.close()
+        for tray in trays:
+            os.close(tray)
+
+
+def _work(handles: list[int], context: SimulationContext) -> None:
+    """A worker's life: answer letters until nobody sends any."""
+    torch.set_num_threads(1)
+    end, down, up = socket.socket(fileno=handles[0]), SharedMemoryBuffer(handles[1]), SharedMemoryBuffer(handles[2])
+    site = Worker(context)
+    side_by_side = BatchedFits(site, stacked)
+    while (found := read(end)) is not None:
+        plain, table = found
+        envelopes = [TaskEnvelope(**sheet) for sheet in join_tensors(plain, down.look(table))]
+        outcomes = side_by_side.answer(envelopes) if context.stack > 1 else map(site.answer, envelopes)
+        write(end, _posted(outcomes, up))
+
+
+def _posted(outcomes: Iterable[TaskResult], up: SharedMemoryBuffer) -> list[Any]:
+    """Outcomes as a message, their tensors on a tray; a reply that cannot travel is a failure of who gave it."""
+    plains = []
+    bodies: dict[str, Tensor] = {}
+    for number, outcome in enumerate(outcomes):
+        try:
+            plain, body = split_tensors(dict(vars(outcome)))
+        except (TypeError, ValueError, RecursionError) as fault:
+            plain, body = split_tensors(dict(vars(TaskResult(outcome.task, fault=f"its reply cannot travel: {fault}"))))
+        plains.append(plain)
+        bodies |= {f"{number} {name}": tensor for name, tensor in body.items()}
+    return [plains, up.lay(bodies)]
+
+
+def write(end: socket.socket, message: list[Any]) -> None:
+    """One message: its length, then its JSON."""
+    data = json.dumps(message, separators=(",", ":")).encode()
+    end.sendall(struct.pack("<Q", len(data)) + data)
+
+
+def read(end: socket.socket) -> list[Any] | None:
+    """The next message, or None when the other side is gone."""
+    head = _exactly(end, 8)
+    data = None if head is None else _exactly(end, struct.unpack("<Q", head)[0])
+    if data is None:
+        return None
+    found: list[Any] = json.loads(data)
+    return found
+
+
+def _exactly(end: socket.socket, count: int) -> bytes | None:
+    buffer = bytearray(count)
+    view, got = memoryview(buffer), 0
+    while got < count:
+        try:
+            more = end.recv_into(view[got:])
+        except OSError:
+            return None
+        if not more:
+            return None
+        got += more
+    return bytes(buffer)

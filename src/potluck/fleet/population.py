@@ -1,0 +1,120 @@
+"""The crew: which clients there are, of which tier, who takes part in a round, and who fails in it."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, islice
+from typing import Literal
+
+from potluck.core import Client, SettingsError, Tier, numpy_stream
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """How clients come and go, and what a device may be asked, as settings."""
+
+    tiers: Literal["fixed", "redrawn"] = "fixed"
+    """fixed: a client's tier never changes, the first tier's share of the clients first. redrawn: every round, every
+    client's tier is drawn anew by the shares."""
+    availability: float = 1.0
+    """Chance that a client can be asked in a round."""
+    dropout: float = 0.0
+    """Chance that a client which was asked fails in mid-round."""
+    widths: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125, 0.0625)
+    """What a tier with width = "fit" chooses from: the largest that its device can carry."""
+    memory: float = 0.5
+    """The share of a device's memory that training may take, where a tier's width is "fit"."""
+    seconds: float | None = None
+    """The modelled seconds that a round may take on a device, where a tier's width is "fit"; None: any time."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "widths", tuple(self.widths))
+        if self.tiers not in ("fixed", "redrawn"):
+            raise ValueError(f"fleet.tiers = '{self.tiers}' must be 'fixed' or 'redrawn'")
+        if not 0 < self.availability <= 1:
+            raise ValueError(f"fleet.availability = {self.availability} must be above 0 and at most 1")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"fleet.dropout = {self.dropout} must be at least 0 and below 1")
+        if not self.widths or not all(0 < width <= 1 for width in self.widths):
+            raise ValueError(f"fleet.widths = {list(self.widths)} must hold numbers above 0 and at most 1")
+        if not 0 < self.memory <= 1:
+            raise ValueError(f"fleet.memory = {self.memory} must be above 0 and at most 1")
+        if self.seconds is not None and not self.seconds > 0:
+            raise ValueError(f"fleet.seconds = {self.seconds} must be above 0; leave it out for any time")
+
+
+class Population:
+    """All clients of a federation, none of them in memory: everything is a pure function of seed, round and index."""
+
+    def __init__(self, tiers: Sequence[Tier], clients: int, settings: Fleet, seed: int) -> None:
+        if not tiers:
+            raise SettingsError("there is no tier; add one under [[tier]]")
+        for tier in tiers:
+            if not (tier.share > 0 and math.isfinite(tier.share)):
+                raise SettingsError(f"tier '{tier.name}' has share = {tier.share}; give a number above 0")
+        if len({tier.name for tier in tiers}) < len(tiers):
+            raise SettingsError("two tiers have the same name; give each its own under [[tier]]")
+        if clients < 1:
+            raise SettingsError(f"data.clients = {clients} is below 1")
+        self.tiers, self.clients, self.settings = tuple(tiers), clients, settings
+        self._seed = seed
+        total = math.fsum(tier.share for tier in tiers)
+        self._shares = [min(share / total, 1.0) for share in accumulate(tier.share for tier in tiers)]
+        # Rounding the running sum, not each share, leaves no client over and none twice.
+        self._ends = [math.floor(share * clients + 0.5) for share in self._shares]
+        self._shares[-1], self._ends[-1] = 1.0, clients
+
+    def client(self, index: int, round: int) -> Client:
+        """This client, with the tier it has in this round."""
+        if not 0 <= index < self.clients:
+            raise IndexError(f"client {index} of {self.clients}")
+        if self.settings.tiers == "fixed":
+            place = bisect_right(self._ends, index)
+        else:
+            place = bisect_right(self._shares, self._roll("tier", round, index))
+        return Client(f"c{index}", self.tiers[place])
+
+    def index(self, id: str) -> int:
+        """The index of the client with this id."""
+        digits = id.removeprefix("c")
+        if digits.isascii() and digits.isdigit() and id == f"c{int(digits)}" and int(digits) < self.clients:
+            return int(digits)
+        raise ValueError(f"'{id}' is no client of this fleet; they are c0 to c{self.clients - 1}")
+
+    def cohort(self, round: int, size: int, wanted: Callable[[Client], bool] = lambda client: True) -> list[Client]:
+        """So many available (and wanted) clients, drawn uniformly, sorted by index; fewer where fewer are available.
+
+        It depends on nothing but seed and round, so every method meets the same clients.
+        """
+        there = (self.client(index, round) for index in self._queue(round) if self._available(index, round))
+        picked = islice((client for client in there if wanted(client)), max(size, 0))
+        return sorted(picked, key=lambda client: self.index(client.id))
+
+    def drops(self, id: str, round: int, attempt: int = 0) -> bool:
+        """Whether this client fails in the middle of this round, on this attempt."""
+        if self.settings.dropout == 0:
+            return False
+        return self._roll("drop", round, self.index(id), attempt) < self.settings.dropout
+
+    def counts(self) -> dict[str, int]:
+        """How many clients each tier has; with redrawn tiers, how many it has on average, rounded."""
+        starts = [0, *self._ends[:-1]]
+        return {tier.name: end - start for tier, start, end in zip(self.tiers, starts, self._ends, strict=True)}
+
+    def _queue(self, round: int) -> Iterator[int]:
+        """All clients in random order, shuffled no further than they are asked for (Fisher and Yates)."""
+        rng = numpy_stream(self._seed, "cohort", round)
+        moved: dict[int, int] = {}
+        for front in range(self.clients):
+            taken = int(rng.integers(front, self.clients))
+            yield moved.get(taken, taken)
+            moved[taken] = moved.pop(front, front)
+
+    def _available(self, index: int, round: int) -> bool:
+        return self.settings.availability == 1 or self._roll("available", round, index) < self.settings.availability
+
+    def _roll(self, purpose: str, *key: int) -> float:
+        return float(numpy_stream(self._seed, purpose, *key).random())

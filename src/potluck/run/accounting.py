@@ -1,0 +1,140 @@
+"""The books: what every task cost and what came of it, line by line in the ledger."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from potluck.core import SERVER, Client, Cost, Plain, Tier, Zoo
+from potluck.engines import Entry, RoundSession
+from potluck.fleet import Price, price, profile
+from potluck.ledger import Journal
+
+
+@dataclass
+class Progress:
+    """What a checkpoint holds besides the method's state."""
+
+    done: int = 0
+    strikes: dict[str, int] = field(default_factory=dict)
+    seen: dict[str, int] = field(default_factory=dict)
+    """The round in which each tier last took part."""
+    totals: dict[str, float] = field(default_factory=dict)
+    trained: dict[str, list[int]] = field(default_factory=dict)
+    """How often each unit of each axis group was trained, under methods that hand out parts."""
+    uploads: dict[str, int] = field(default_factory=dict)
+    """How often each client's update left its device, where that is accounted for."""
+    stopped: bool = False
+
+
+class CostAccounting:
+    """Writes down what happened, and keeps the sums."""
+
+    def __init__(self, journal: Journal, zoo: Zoo) -> None:
+        self.journal, self.zoo = journal, zoo
+
+    def round(self, progress: Progress, session: RoundSession, cohort: Sequence[Client], seconds: float) -> None:
+        """A round that counts: its tasks, then the round itself."""
+        slowest = self.tasks(progress, session.entries, cohort)
+        self._count_units(progress, session.held)
+        _add(progress.totals, device_seconds=slowest, seconds=seconds)
+        losses = [loss for entry in session.entries if entry.task.to != SERVER and (loss := _loss(entry)) is not None]
+        event = {
+            "event": "round",
+            "round": progress.done,
+            "seconds": seconds,
+            "sent": len(session.entries),
+            "accepted": session.accepted,
+            "coverage": session.coverage,
+            "loss": sum(losses) / len(losses) if losses else None,
+            "device_seconds": slowest,
+        }
+        if progress.trained:
+            event["least"] = min(min(counts) for counts in progress.trained.values())
+        self.journal.append(event)
+
+    def tasks(self, progress: Progress, entries: Sequence[Entry], cohort: Sequence[Client]) -> float:
+        """Prices tasks and writes a line each; the seconds of the slowest device. The server's work counts apart."""
+        tiers = {client.id: client.tier for client in cohort}
+        slowest = 0.0
+        for entry in entries:
+            tier, cost = tiers.get(entry.task.to), _crossed(entry)
+            paid = price(cost, profile(tier.profile if tier else "server"))
+            self.journal.append(_line(progress.done, entry, cost, tier, paid))
+            if entry.task.to == SERVER:
+                _add(progress.totals, server_flops=cost.flops, server_joules=paid.joules)
+                continue
+            slowest = max(slowest, paid.seconds)
+            _add(
+                progress.totals,
+                bytes_down=cost.bytes_down,
+                bytes_up=cost.bytes_up,
+                flops=cost.flops,
+                joules=paid.joules,
+            )
+            if entry.verdict == "accepted" and tier:
+                progress.seen[tier.name] = progress.done
+        return slowest
+
+    def coverage(self, progress: Progress) -> None:
+        """How often each unit was trained so far."""
+        if progress.trained:
+            self.journal.append({"event": "coverage", "round": progress.done, "groups": progress.trained})
+
+    def _count_units(self, progress: Progress, held: Sequence[Mapping[str, tuple[int, ...]] | None]) -> None:
+        """Counts the units of every part that came back; None stands for the whole."""
+        if all(units is None for units in held) and not progress.trained:
+            return
+        sizes = self.zoo.full.sizes
+        for group, size in sizes.items():
+            counts = progress.trained.setdefault(group, [0] * size)
+            for units in held:
+                for unit in range(size) if units is None else units.get(group, ()):
+                    counts[unit] += 1
+
+
+def _crossed(entry: Entry) -> Cost:
+    """A task's cost; what the server asks of itself crosses no wire."""
+    return replace(entry.cost, bytes_down=0, bytes_up=0) if entry.task.to == SERVER else entry.cost
+
+
+def _line(done: int, entry: Entry, cost: Cost, tier: Tier | None, paid: Price) -> dict[str, Any]:
+    line = {
+        "event": "task",
+        "round": done,
+        "client": entry.task.to,
+        "tier": tier.name if tier else entry.task.to,
+        "verb": entry.task.verb,
+        "key": entry.task.key,
+        "outcome": entry.verdict,
+        "reason": entry.reason,
+        "measured": {"bytes_down": cost.bytes_down, "bytes_up": cost.bytes_up, "seconds": cost.seconds},
+        "modelled": {"flops": cost.flops, "memory": cost.memory, "seconds": paid.seconds, "joules": paid.joules},
+        "loss": _loss(entry),
+        "samples": entry.weight,
+    }
+    # What clients tell besides a loss would be a line each and is theirs; the server's own work may be looked at.
+    told = {name: _finite(value) for name, value in entry.metrics.items() if name != "loss"}
+    return {**line, "metrics": told} if told and entry.task.to == SERVER else line
+
+
+def _finite(value: Plain) -> Plain:
+    """A plain value with nothing in place of what JSON does not know."""
+    if isinstance(value, Mapping):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _loss(entry: Entry) -> float | None:
+    """The client's training loss; none where it took no step or diverged, for JSON knows no NaN."""
+    loss = entry.metrics.get("loss")
+    return loss if isinstance(loss, float) and math.isfinite(loss) else None
+
+
+def _add(totals: dict[str, float], **more: float) -> None:
+    for name, value in more.items():
+        totals[name] = totals.get(name, 0) + value
