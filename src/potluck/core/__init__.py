@@ -1,25 +1,27 @@
 """The nouns of a round, and the format in which they travel."""
 
 from potluck.core.axis import Axis, Dimension, Dimensions
-from potluck.core.device import Device, Edit, Fit, Grads, Loss, Memory, Problem, Zoo
+from potluck.core.device import ClientWork, Device, Edit, Fit, FitRequest, Grads, Loss, Memory, Problem, Zoo
 from potluck.core.errors import InputError, QuorumError, ResourceError, SettingsError, Skip, UserError
 from potluck.core.examples import NOTHING, Augmentation, Batch, Examples, Prepare
 from potluck.core.facts import Facts, facts_of
 from potluck.core.local import Local
 from potluck.core.message import MessageError, detach_all, join_tensors, pack, split_tensors, unpack
-from potluck.core.method import Expected, Method, Shapes, answer, display_name, on_client, settings
-from potluck.core.model import Arrays, Depth, FlatArrays, Layout, Model, Spec, digest, size
+from potluck.core.method import Method, answer, display_name, on_client, settings, trains
+from potluck.core.model import Arrays, BufferLayout, Depth, FlatArrays, Model, Newborn, Spec, digest, shapes_of, size
 from potluck.core.plain import EMPTY, FrozenDict, Plain, freeze, to_plain
 from potluck.core.round import (
     SERVER,
     Client,
     Cost,
+    Expected,
     Fold,
     Mean,
     Reply,
     Round,
     Selection,
     Send,
+    Shapes,
     Task,
     Tier,
     Weight,
@@ -29,73 +31,12 @@ from potluck.core.round import (
 from potluck.core.streams import Key, entropy, numpy_stream, stream
 
 __all__ = [
-    "EMPTY",
-    "NOTHING",
-    "SERVER",
-    "Arrays",
-    "Augmentation",
-    "Axis",
-    "Batch",
-    "Client",
-    "Cost",
-    "Depth",
-    "Device",
-    "Dimension",
-    "Dimensions",
-    "Edit",
-    "Examples",
-    "Expected",
-    "Facts",
-    "Fit",
-    "FlatArrays",
-    "Fold",
-    "FrozenDict",
-    "Grads",
-    "InputError",
-    "Key",
-    "Layout",
-    "Local",
-    "Loss",
-    "Mean",
-    "Memory",
-    "MessageError",
-    "Method",
-    "Model",
-    "Plain",
-    "Prepare",
-    "Problem",
-    "QuorumError",
-    "Reply",
-    "ResourceError",
-    "Round",
-    "Selection",
-    "Send",
-    "SettingsError",
-    "Shapes",
-    "Skip",
-    "Spec",
-    "Task",
-    "Tier",
-    "UserError",
-    "Weight",
-    "Work",
-    "Zoo",
-    "answer",
-    "detach_all",
-    "digest",
-    "display_name",
-    "entropy",
-    "facts_of",
-    "freeze",
-    "join_tensors",
-    "numpy_stream",
-    "on_client",
-    "pack",
-    "payload",
-    "settings",
-    "size",
-    "split_tensors",
-    "stream",
-    "to_plain",
-    "unpack",
+    "EMPTY", "NOTHING", "SERVER", "Arrays", "Augmentation", "Axis", "Batch", "BufferLayout", "Client", "ClientWork",
+    "Cost", "Depth", "Device", "Dimension", "Dimensions", "Edit", "Examples", "Expected", "Facts", "Fit", "FitRequest",
+    "FlatArrays", "Fold", "FrozenDict", "Grads", "InputError", "Key", "Local", "Loss", "Mean", "Memory", "MessageError",
+    "Method", "Model", "Newborn", "Plain", "Prepare", "Problem", "QuorumError", "Reply", "ResourceError", "Round",
+    "Selection", "Send", "SettingsError", "Shapes", "Skip", "Spec", "Task", "Tier", "UserError", "Weight", "Work",
+    "Zoo", "answer", "detach_all", "digest", "display_name", "entropy", "facts_of", "freeze", "join_tensors",
+    "numpy_stream", "on_client", "pack", "payload", "settings", "shapes_of", "size", "split_tensors", "stream",
+    "to_plain", "trains", "unpack",
 ]  # fmt: skip

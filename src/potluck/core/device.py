@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -13,7 +13,7 @@ from potluck.core.axis import Dimensions
 from potluck.core.examples import Batch, Examples
 from potluck.core.local import Local
 from potluck.core.model import Arrays, Depth, Model, Spec
-from potluck.core.round import Tier, Work
+from potluck.core.round import Reply, Tier, Work
 
 T = TypeVar("T")
 
@@ -28,10 +28,27 @@ Memory: TypeAlias = MutableMapping[str, Any]
 """What a client remembers between rounds: Model, Arrays, tensors, plain values or mappings of these."""
 
 
-@dataclass(frozen=True)
-class Fit:
-    """What local training tells."""
+@dataclass(frozen=True, eq=False)
+class FitRequest:
+    """What a client wants trained. A verb yields it, and the engine decides how to run it."""
 
+    model: Model | nn.Module
+    """The model to start from, or a network that the device built before: that one is trained in place."""
+    examples: Examples
+    local: Local
+    loss: Loss | None = None
+    """None: the problem's own."""
+    edits: Sequence[Edit] = ()
+    want_gradient: bool = False
+    """Whether the result tells the mean raw gradient."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """The result of local training."""
+
+    net: nn.Module
+    """The network that was trained."""
     steps: int
     samples: int
     """Rows seen, counted with repetition."""
@@ -42,6 +59,10 @@ class Fit:
     """Rows of the last batch."""
     gradient: Arrays | None = None
     """Mean raw gradient over the steps, if it was asked for."""
+
+
+ClientWork: TypeAlias = "Generator[FitRequest, Fit, Reply]"
+"""What a client does under a verb that trains: it yields requests, gets the results, and returns its reply."""
 
 
 class Zoo(Protocol):
@@ -123,28 +144,17 @@ class Device(Protocol):
     def build(self, model: Model) -> nn.Module:
         """A live network with these numbers; on a device, the same network object serves task after task."""
 
-    def again(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What was made here under this key before, or is made now: things made ready, on which no result depends."""
+    def cached(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What was made here under this key before, or is made now. No result may depend on it."""
 
-    def rest(self, net: nn.Module) -> Arrays:
-        """A live network's numbers, to put into a reply or into memory."""
+    def snapshot(self, net: nn.Module) -> Arrays:
+        """A copy of a live network's tensors, to put into a reply or into memory."""
 
-    def fit(
-        self,
-        net: nn.Module,
-        examples: Examples,
-        local: Local,
-        loss: Loss | None = None,
-        edits: Sequence[Edit] = (),
-        want_gradient: bool = False,
-    ) -> Fit:
-        """Train in place. Verbs call this, never a loop of their own, so that engines can capture it."""
-
-    def observe(self, net: nn.Module, examples: Examples, batch: int) -> int:
-        """Pass over examples in training mode without learning, so that norms gather statistics; batches seen."""
+    def gather_statistics(self, net: nn.Module, examples: Examples, batch: int) -> int:
+        """Passes over examples in training mode without learning, for batch norm; the number of batches."""
 
     def predict(self, net: nn.Module, examples: Examples) -> Tensor:
-        """A network's scores for every row, as in evaluation."""
+        """A network's logits for every row, as in evaluation."""
 
     def charge(self, flops: int, memory: int) -> None:
-        """Counts work that a verb does in a loop of its own; `fit`, `observe` and `predict` count theirs."""
+        """Counts work that a verb does in a loop of its own; fits, statistics and predictions are counted anyway."""

@@ -14,6 +14,8 @@ class Facts:
     """What devices may train: all the same network; narrow or shallow parts of one; networks of any architecture."""
     public: Literal["none", "inputs", "labels"] = "none"
     """Public rows that it needs: none; rows without labels; labelled ones."""
+    unlabelled: bool = False
+    """Whether public rows without labels do as well, where it would use labels."""
     memory: bool = False
     """Whether clients keep something from round to round."""
     larger: bool = False

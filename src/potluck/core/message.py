@@ -17,12 +17,14 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from potluck.core.model import Model, Spec
+from potluck.core.model import Model, Newborn, Spec
 from potluck.core.round import Cost, Reply, Task
 
 MAGIC = b"potluck1"
 MOST_BYTES = 2 << 30
 MOST_NAMES = 100_000
+KEPT_HERE = frozenset({"expects"})
+"""Fields of a task that never leave the server."""
 _DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -53,19 +55,19 @@ def split_tensors(value: Any, once: bool = False) -> tuple[Any, dict[str, Tensor
     With `once`, a tensor that occurs twice is there once, and comes back as one tensor.
     """
     body = _Body(once)
-    return _away(value, body), body.tensors
+    return _encode(value, body), body.tensors
 
 
 def detach_all(value: Any) -> Any:
     """A value as it would come back from bytes, its tensors the same ones, where they are."""
     body = _Body(near=True)
-    return _back(_away(value, body), body.tensors)
+    return _decode(_encode(value, body), body.tensors)
 
 
 def join_tensors(plain: Any, body: Mapping[str, Tensor]) -> Any:
     """The value of these two; `MessageError` says what is wrong with others."""
     try:
-        return _back(plain, body)
+        return _decode(plain, body)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, OverflowError) as fault:
         raise MessageError(f"a damaged message: {type(fault).__name__} {fault}") from None
 
@@ -118,7 +120,7 @@ def unpack(data: bytes, most: int = MOST_BYTES) -> Any:
     return join_tensors(head, body)
 
 
-def _away(value: Any, body: _Body) -> Any:
+def _encode(value: Any, body: _Body) -> Any:
     """The JSON of a value, its tensors put into the body."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -127,20 +129,21 @@ def _away(value: Any, body: _Body) -> Any:
     if isinstance(value, Spec):
         return {"$": "spec", **value.plain()}
     if isinstance(value, Model):
-        arrays = None if value.arrays is None else _away(value.arrays, body)
+        arrays = None if isinstance(value, Newborn) else _encode(value.arrays, body)
         return {"$": "model", "spec": value.spec.plain(), "arrays": arrays}
     if isinstance(value, Cost):
         return {"$": "cost", **vars(value)}
     if isinstance(value, Task | Reply):
         kind = "task" if isinstance(value, Task) else "reply"
-        return {"$": kind, **{name: _away(field, body) for name, field in vars(value).items()}}
+        fields = {name: field for name, field in vars(value).items() if name not in KEPT_HERE}
+        return {"$": kind, **{name: _encode(field, body) for name, field in fields.items()}}
     if isinstance(value, Mapping):
-        items = {key: _away(item, body) for key, item in value.items()}
+        items = {key: _encode(item, body) for key, item in value.items()}
         if any(not isinstance(key, str) for key in value):
             raise TypeError(f"a mapping on the wire has text keys, not {list(value)[:3]}")
         return {"$": "map", "items": items} if "$" in items else items
     if isinstance(value, list | tuple):
-        return [_away(item, body) for item in value]
+        return [_encode(item, body) for item in value]
     raise TypeError(f"a {type(value).__name__} cannot cross the wire")
 
 
@@ -158,23 +161,24 @@ def _safetensors(body: dict[str, Tensor]) -> Iterator[bytes]:
         yield tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def _back(value: Any, body: Mapping[str, Tensor]) -> Any:
+def _decode(value: Any, body: Mapping[str, Tensor]) -> Any:
     if isinstance(value, list):
-        return [_back(item, body) for item in value]
+        return [_decode(item, body) for item in value]
     if not isinstance(value, dict):
         return value
     kind = value.get("$")
     if kind is None:
-        return {key: _back(item, body) for key, item in value.items()}
+        return {key: _decode(item, body) for key, item in value.items()}
     if kind == "tensor":
         return _load(value, body)
     if kind == "map":
-        return {key: _back(item, body) for key, item in value["items"].items()}
+        return {key: _decode(item, body) for key, item in value["items"].items()}
     if kind == "spec":
         return Spec.of(value)
     if kind == "model":
-        return Model(Spec.of(value["spec"]), _back(value["arrays"], body))
-    fields = {name: _back(item, body) for name, item in value.items() if name != "$"}
+        spec = Spec.of(value["spec"])
+        return Newborn(spec) if value["arrays"] is None else Model(spec, _decode(value["arrays"], body))
+    fields = {name: _decode(item, body) for name, item in value.items() if name != "$"}
     nouns: dict[str, type] = {"task": Task, "reply": Reply, "cost": Cost}
     return nouns[kind](**fields)
 

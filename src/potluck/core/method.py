@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, TypeVar
+import inspect
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
 
-from potluck.core.device import Device, Zoo
+from potluck.core.device import ClientWork, Device, Zoo
+from potluck.core.facts import Facts
 from potluck.core.model import Model
-from potluck.core.plain import EMPTY, to_plain
+from potluck.core.plain import to_plain
 from potluck.core.round import Client, Reply, Round, Task
 
-Shapes: TypeAlias = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 S = TypeVar("S")
-F = TypeVar("F", bound=Callable[..., Reply])
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What a reply must hold: names, shapes and dtypes, for each model and for the loose arrays."""
-
-    models: Mapping[str, Shapes] = EMPTY
-    arrays: Shapes = EMPTY
+F = TypeVar("F", bound=Callable[..., "Reply | ClientWork"])
 
 
 class Method(Protocol[S]):
@@ -33,12 +25,29 @@ class Method(Protocol[S]):
     State fields are Model, Arrays, plain values or mappings of these, in a frozen dataclass.
     """
 
-    def init(self, zoo: Zoo, rng: torch.Generator) -> S: ...
-    def round(self, state: S, now: Round) -> S: ...
-    def ready(self, state: S, now: Round) -> S: ...
-    def serve(self, state: S, client: Client, zoo: Zoo) -> Model | None: ...
-    def expects(self, task: Task, zoo: Zoo) -> Expected: ...
-    def check(self, zoo: Zoo) -> None: ...
+    @property
+    def facts(self) -> Facts:
+        """What the method needs of a federation and what it allows."""
+
+    def init(self, zoo: Zoo, rng: torch.Generator) -> S:
+        """The state before the first round."""
+
+    def round(self, state: S, now: Round) -> S:
+        """The state after a round."""
+
+    def ready(self, state: S, now: Round) -> S:
+        """The state to score: made with tasks of its own where needed, scored, then discarded."""
+
+    def serve(self, state: S, client: Client, zoo: Zoo) -> Model | None:
+        """The model this client would use today, as far as the server has it; None: it lives with the client."""
+
+    def complete(
+        self, served: Model | None, memory: Mapping[str, Any], labels: Sequence[int], zoo: Zoo
+    ) -> Model | None:
+        """What the server serves, completed by what the client remembers; None: the client has no model."""
+
+    def check(self, zoo: Zoo) -> None:
+        """Refuses, before round 0, a federation that the method cannot train."""
 
 
 def display_name(method: object) -> str:
@@ -48,20 +57,28 @@ def display_name(method: object) -> str:
 
 
 def on_client(verb: F) -> F:
-    """Marks a method's function as one that a client may be asked to run."""
+    """Marks a method's function as one that a client may be asked to run.
+
+    It returns a `Reply`. One that trains is a generator: it yields a `FitRequest` for each fit, and gets back a `Fit`.
+    """
     verb.on_client = True  # type: ignore[attr-defined]
     return verb
 
 
-def answer(method: object, task: Task, device: Device) -> Reply:
+def answer(method: object, task: Task, device: Device) -> Reply | ClientWork:
     """The client's whole program: look the verb up, refuse one that is not marked, call it."""
     verb = getattr(method, task.verb, None)
     if verb is None or not getattr(verb, "on_client", False):
         raise PermissionError(f"{type(method).__name__} has no client verb '{task.verb}'")
-    reply = verb(task, device)
-    if not isinstance(reply, Reply):
-        raise TypeError(f"{type(method).__name__}.{task.verb} returned {type(reply).__name__}, not a Reply")
-    return reply
+    work = verb(task, device)
+    if not isinstance(work, Reply | Generator):
+        raise TypeError(f"{type(method).__name__}.{task.verb} returned {type(work).__name__}, not a Reply")
+    return work
+
+
+def trains(method: object, verb: str) -> bool:
+    """Whether a client that runs this verb may ask for fits."""
+    return inspect.isgeneratorfunction(getattr(method, verb, None))
 
 
 def settings(method: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ Arrays: TypeAlias = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Layout:
+class BufferLayout:
     """Where tensors lie in one buffer of floats."""
 
     entries: tuple[tuple[str, int, tuple[int, ...]], ...]
@@ -60,7 +60,7 @@ class FlatArrays(Mapping[str, Tensor]):
 
     __slots__ = ("_cut", "buffer", "layout", "others")
 
-    def __init__(self, buffer: Tensor, layout: Layout, others: Arrays = EMPTY) -> None:
+    def __init__(self, buffer: Tensor, layout: BufferLayout, others: Arrays = EMPTY) -> None:
         self.buffer, self.layout, self.others = buffer, layout, others
         self._cut: dict[str, Tensor] = {}
 
@@ -131,22 +131,34 @@ class Spec:
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A network at rest. Without arrays it is born on the device, from the run's seed."""
+    """A network at rest: which one it is, and its tensors."""
 
     spec: Spec
-    arrays: Arrays | None = field(default=None, repr=False)
+    arrays: Arrays = field(repr=False)
 
     @cached_property
     def nbytes(self) -> int:
         """Bytes of its tensors on the wire."""
-        return size(self.arrays) if self.arrays else 0
+        return size(self.arrays)
 
     @cached_property
     def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Shape and dtype of each of its tensors."""
         if isinstance(self.arrays, FlatArrays) and not self.arrays.others:
             return self.arrays.layout.shapes
-        return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in (self.arrays or {}).items()}
+        return shapes_of(self.arrays)
+
+
+@dataclass(frozen=True, eq=False)
+class Newborn(Model):
+    """A network without tensors yet: the device initialises it, from the run's seed and the client's name."""
+
+    arrays: Arrays = field(default=EMPTY, repr=False)
+
+
+def shapes_of(arrays: Arrays) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and dtype of each of these tensors."""
+    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in arrays.items()}
 
 
 def size(arrays: Arrays) -> int:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 SERVER = "server"
 """The device whose data is the public set."""
 
+Shapes: TypeAlias = Mapping[str, "tuple[tuple[int, ...], torch.dtype]"]
+"""Shape and dtype of tensors, by name."""
+
 
 @dataclass(frozen=True)
 class Tier:
@@ -64,6 +67,14 @@ class Cost:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class Expected:
+    """What a reply must hold: names, shapes and dtypes, for each model and for the loose arrays."""
+
+    models: Mapping[str, Shapes] = EMPTY
+    arrays: Shapes = EMPTY
+
+
 @dataclass(frozen=True, eq=False)
 class Task:
     """One request to one device. (round, verb, to, key) is unique."""
@@ -77,6 +88,8 @@ class Task:
     config: Mapping[str, Plain] = EMPTY
     memory: int = -1
     """The version of the client's memory to start from; -1: none yet."""
+    expects: Expected = Expected()
+    """What the reply must hold; by default plain values alone. It stays on the server, for the gate."""
 
     @property
     def address(self) -> tuple[int, str, str, str]:

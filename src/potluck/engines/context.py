@@ -1,4 +1,4 @@
-"""What a site works on: the world, and letters that come and go."""
+"""What a worker knows of a simulation, and the envelopes and results that pass between server and worker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from potluck.core import EMPTY, Examples, Problem, Reply, Task, Zoo
 from potluck.learn import GaussianMechanism, Precision
 
 
-class Shard(Protocol):
+class ClientData(Protocol):
     """What one device has of the data."""
 
     @property
@@ -28,7 +28,7 @@ class ClientDatasets(Protocol):
 
     @property
     def public(self) -> Examples: ...
-    def shard(self, client: str) -> Shard: ...
+    def shard(self, client: str) -> ClientData: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ class SimulationContext:
     streams: int = 10
     """How many clients a GPU trains side by side, where the engine does that."""
     mechanism: GaussianMechanism | None = None
-    """What a client's update goes through before it leaves its device; None: it leaves as it is."""
+    """The noise that a client's update gets before it leaves its device; None: it leaves as it is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +64,7 @@ class TaskEnvelope:
 
 @dataclass(frozen=True, eq=False)
 class TaskResult:
-    """What became of a letter: a reply and the memory after it, or why there is none."""
+    """What became of a task: a reply and the memory after it, or why there is none."""
 
     task: Task
     reply: Reply | None = None

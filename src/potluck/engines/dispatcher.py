@@ -1,6 +1,6 @@
-"""The desk between a method and an engine: stamps tasks, opens replies at the gate, keeps what must be remembered.
+"""The dispatcher between a method and an engine: addresses tasks, checks replies at the gate, stages client memories.
 
-Every engine works behind the same desk, so a method cannot tell which one carried its tasks.
+Every engine works behind the same dispatcher, so a method cannot tell which one ran its tasks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Verdict: TypeAlias = Literal["accepted", "absent", "quarantined"]
 
 
 @dataclass(frozen=True, eq=False)
-class Entry:
+class LedgerEntry:
     """What became of one task, for the ledger."""
 
     position: int
@@ -47,7 +47,7 @@ class Entry:
 
 @dataclass
 class Dispatcher:
-    """One run's desk."""
+    """Sends one run's tasks."""
 
     engine: Engine
     method: Any
@@ -60,9 +60,9 @@ class Dispatcher:
     strikes: dict[str, int] = field(default_factory=dict)
     """How often each client has been refused in committed rounds."""
 
-    def open(self, index: int, attempt: int = 0) -> RoundSession:
-        """A fresh session for one attempt at one round."""
-        return RoundSession(self, index, attempt)
+    def open(self, index: int, attempt: int = 0, everyone: bool = False) -> RoundSession:
+        """A fresh session for one attempt at one round; with `everyone`, no client is modelled to be absent."""
+        return RoundSession(self, index, attempt, everyone)
 
 
 @dataclass
@@ -71,8 +71,9 @@ class RoundSession:
 
     dispatcher: Dispatcher
     index: int
-    attempt: int
-    entries: list[Entry] = field(default_factory=list)
+    attempt: int = 0
+    everyone: bool = False
+    entries: list[LedgerEntry] = field(default_factory=list)
     staged: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """Memories written in this round, by client."""
     coverage: float = 1.0
@@ -85,22 +86,18 @@ class RoundSession:
 
     def send(self, tasks: Iterable[Task]) -> Iterator[Reply]:
         """Replies in the order of the tasks; clients that fail or are refused are absent."""
-        number = self._sends = self._sends + 1
-        self._open.add(number)
-        return (reply for _, reply in self._replies(tasks, number))
+        return (reply for _, reply in self._replies(tasks, self._begin()))
 
     def fold(
         self, tasks: Iterable[Task], mean: Mean, held: Mapping[str, Selection], weigh: Callable[[Reply], Weight]
     ) -> Sequence[Reply]:
         """Sends, and adds every reply's ``model`` to the mean."""
-        number = self._sends = self._sends + 1
-        self._open.add(number)
         replies = []
-        for position, reply in self._replies(tasks, number):
+        for position, reply in self._replies(tasks, self._begin()):
             model = reply.models["model"]
-            mean.add(model.arrays or {}, held[reply.task.to], weigh(reply), position)
+            mean.add(model.arrays, held[reply.task.to], weigh(reply), position)
             self.held.append(getattr(held[reply.task.to], "units", None) or None)
-            bare = {"model": Model(model.spec)}
+            bare = {"model": Model(model.spec, EMPTY)}
             replies.append(Reply(bare, reply.arrays, reply.weight, reply.metrics, reply.task, reply.cost))
         self.coverage = mean.coverage()
         return replies
@@ -125,14 +122,20 @@ class RoundSession:
                 count[entry.task.to] = count.get(entry.task.to, 0) + 1
         return count
 
+    def _begin(self) -> int:
+        """Notes that a send has begun; its number."""
+        self._sends += 1
+        self._open.add(self._sends)
+        return self._sends
+
     def _replies(self, tasks: Iterable[Task], number: int) -> Iterator[tuple[int, Reply]]:
         waiting: dict[tuple[int, str, str, str], tuple[int, Task]] = {}
         start = len(self.entries)
-        for outcome in self.dispatcher.engine.carry(self._envelopes(tasks, waiting, start)):
-            position, task = waiting.pop(outcome.task.address)
-            self.entries.append(self._judge(position + start, task, outcome))
-            if self.entries[-1].verdict == "accepted" and outcome.reply is not None:
-                yield position, outcome.reply
+        for result in self.dispatcher.engine.run(self._envelopes(tasks, waiting, start)):
+            position, task = waiting.pop(result.task.address)
+            self.entries.append(self._judge(position + start, task, result))
+            if self.entries[-1].verdict == "accepted" and result.reply is not None:
+                yield position, result.reply
         self._open.discard(number)
 
     def _envelopes(
@@ -146,15 +149,15 @@ class RoundSession:
             if reason := self._absence(task.to):
                 cost = Cost(bytes_down=0 if reason == "blacklisted" else payload(task))
                 bare = replace(task, round=self.index, models=EMPTY, arrays=EMPTY)
-                self.entries.append(Entry(start + position, bare, "absent", reason, cost=cost))
+                self.entries.append(LedgerEntry(start + position, bare, "absent", reason, cost=cost))
                 continue
             version, memory = self._memory(task.to)
-            task = Task(task.verb, task.to, task.key, self.index, task.models, task.arrays, task.config, version)
             waiting[address] = (position, task)
-            yield TaskEnvelope(task, memory)
+            sent = Task(task.verb, task.to, task.key, self.index, task.models, task.arrays, task.config, version)
+            yield TaskEnvelope(sent, memory)
 
     def _absence(self, client: str) -> str:
-        if client == SERVER:
+        if client == SERVER or self.everyone:
             return ""
         if strikes_out(self.dispatcher.gate, self.dispatcher.strikes, client):
             return "blacklisted"
@@ -165,15 +168,15 @@ class RoundSession:
             return self.index, self.staged[client]
         return self.dispatcher.recall(client) or (-1, EMPTY)
 
-    def _judge(self, position: int, task: Task, outcome: TaskResult) -> Entry:
-        reply = outcome.reply
+    def _judge(self, position: int, task: Task, result: TaskResult) -> LedgerEntry:
+        reply = result.reply
         if reply is None:
-            reason = outcome.fault if outcome.skipped else f"failed: {outcome.fault}"
+            reason = result.fault if result.skipped else f"failed: {result.fault}"
             cost = Cost(bytes_down=payload(task))
-            return Entry(position, outcome.task, "absent", reason, cost=cost, skipped=outcome.skipped)
-        refused = self.dispatcher.gate.refusal(task, reply, self.dispatcher.method.expects(task, self.dispatcher.zoo))
+            return LedgerEntry(position, result.task, "absent", reason, cost=cost, skipped=result.skipped)
+        refused = self.dispatcher.gate.refusal(task, reply)
         if refused:
-            return Entry(position, outcome.task, "quarantined", refused, cost=reply.cost)
-        if outcome.memory is not None:
-            self.staged[task.to] = outcome.memory
-        return Entry(position, outcome.task, "accepted", "", reply.weight, reply.metrics, reply.cost)
+            return LedgerEntry(position, result.task, "quarantined", refused, cost=reply.cost)
+        if result.memory is not None:
+            self.staged[task.to] = result.memory
+        return LedgerEntry(position, result.task, "accepted", "", reply.weight, reply.metrics, reply.cost)

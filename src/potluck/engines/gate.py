@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from potluck.core import Arrays, Expected, FlatArrays, Model, Reply, Shapes, Task
+from potluck.core import Arrays, Expected, FlatArrays, Model, Newborn, Reply, Shapes, Task
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class Gate:
         if self.strikes < 0:
             raise ValueError(f"gate.strikes = {self.strikes} is below 0")
 
-    def refusal(self, task: Task, reply: Reply, expected: Expected) -> str | None:
+    def refusal(self, task: Task, reply: Reply) -> str | None:
         """Why this reply is refused, or None."""
         weight = reply.weight
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
             return f"weight {weight!r} is no finite number"
         if not 0 < weight <= self.heaviest:
             return f"weight {weight:g} is not in (0, {self.heaviest:g}]"
-        return next(self._faults(task, reply, expected), None)
+        return next(self._faults(task, reply, task.expects), None)
 
     def _faults(self, task: Task, reply: Reply, expected: Expected) -> Iterator[str]:
         if odd := sorted(reply.models.keys() ^ expected.models.keys()):
@@ -51,15 +51,15 @@ class Gate:
                 yield f"model '{key}' is a {type(model).__name__}"
             if sent is not None and model.spec is not sent.spec and model.spec != sent.spec:
                 yield f"model '{key}' is a {model.spec.family} of another shape than was sent"
-            yield from _misfits(model.arrays or {}, shapes)
-            yield from _wild(model.arrays or {})
-            if self.bound is not None and sent is not None and sent.arrays is not None:
-                yield from self._too_far(model.arrays or {}, sent.arrays)
+            yield from _wrong_shapes(model.arrays, shapes)
+            yield from _not_finite(model.arrays)
+            if self.bound is not None and sent is not None and not isinstance(sent, Newborn):
+                yield from self._too_long(model.arrays, sent.arrays)
         if reply.arrays or expected.arrays:
-            yield from _misfits(reply.arrays, expected.arrays)
-            yield from _wild(reply.arrays)
+            yield from _wrong_shapes(reply.arrays, expected.arrays)
+            yield from _not_finite(reply.arrays)
 
-    def _too_far(self, new: Arrays, old: Arrays) -> Iterator[str]:
+    def _too_long(self, new: Arrays, old: Arrays) -> Iterator[str]:
         assert self.bound is not None
         squares = sum(
             float((tensor.double() - old[name].double()).square().sum())
@@ -70,7 +70,7 @@ class Gate:
             yield f"a step of length {math.sqrt(squares):.4g}; gate.bound is {self.bound:g}"
 
 
-def _misfits(arrays: Arrays, shapes: Shapes) -> Iterator[str]:
+def _wrong_shapes(arrays: Arrays, shapes: Shapes) -> Iterator[str]:
     if isinstance(arrays, FlatArrays) and not arrays.others and arrays.layout.shapes == shapes:
         return
     if arrays.keys() != shapes.keys():
@@ -86,12 +86,12 @@ def _misfits(arrays: Arrays, shapes: Shapes) -> Iterator[str]:
             yield f"'{name}' of {_short(tensor.dtype)}; its part holds {_short(dtype)}"
 
 
-def _wild(arrays: Arrays) -> Iterator[str]:
+def _not_finite(arrays: Arrays) -> Iterator[str]:
     """Names a tensor that holds NaN or infinity."""
-    apart = arrays.others if isinstance(arrays, FlatArrays) else arrays
-    floats = [tensor for tensor in apart.values() if tensor.is_floating_point()]
+    loose = arrays.others if isinstance(arrays, FlatArrays) else arrays
+    floats = [tensor for tensor in loose.values() if tensor.is_floating_point()]
     floats += [arrays.buffer] if isinstance(arrays, FlatArrays) else []
-    # A sum of squares is fast and finite for all but wild tensors; very long ones overflow, so look closer then.
+    # A sum of squares is fast and finite for all but strange tensors; very long ones overflow, so look closer then.
     lengths = torch._foreach_norm(floats) if floats else ()
     if not lengths or bool(torch.isfinite(lengths[0] if len(lengths) == 1 else torch.stack(lengths).sum())):
         return

@@ -1,9 +1,10 @@
-"""Where a client's half runs: live networks that serve task after task, and the device a task sees."""
+"""Where clients' halves run: networks that serve task after task, and the device that a task sees."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -12,62 +13,88 @@ from torch import Tensor, nn
 from potluck.core import (
     SERVER,
     Arrays,
+    BufferLayout,
     Cost,
-    Edit,
     Examples,
     Fit,
-    Local,
-    Loss,
+    FitRequest,
+    FlatArrays,
     Memory,
     Model,
+    Newborn,
     Reply,
     Skip,
     Spec,
     Task,
+    Work,
+    Zoo,
     answer,
     payload,
     stream,
+    trains,
 )
-from potluck.engines.context import Shard, SimulationContext, TaskEnvelope, TaskResult
-from potluck.engines.network_slot import NetworkSlot
-from potluck.learn import FitJob, Precision, kept, observe, predict_logits, to_device
+from potluck.engines.context import ClientData, SimulationContext, TaskEnvelope, TaskResult
+from potluck.learn import (
+    FitJob,
+    Precision,
+    can_stack,
+    gather_statistics,
+    held_tensors,
+    predict_logits,
+    run_fit,
+    to_device,
+    trainable_weights,
+)
 
 T = TypeVar("T")
 
-Grant: TypeAlias = Callable[[FitJob], Fit]
-"""Does a fit."""
+RunFits: TypeAlias = Callable[[Sequence[FitJob]], "list[Fit | Exception]"]
+"""Runs fits; what one of them raises stands in place of its result."""
 
 
 class Worker:
-    """Answers letters, one at a time, for any client of a world."""
+    """Runs tasks for any client of a simulation, one at a time or side by side."""
 
     def __init__(self, context: SimulationContext) -> None:
         self.context = context
         self.hardware = torch.device(context.hardware)
-        self._nets: dict[tuple[Spec, int, Hashable], NetworkSlot] = {}
+        self._slots: dict[tuple[Spec, int, Hashable], NetworkSlot] = {}
         self._columns: dict[int, tuple[Mapping[str, Tensor], dict[str, Tensor]]] = {}
-        self.ready: dict[Hashable, Any] = {}
+        self.cache: dict[Hashable, Any] = {}
         """What tasks made ready for the next of their kind."""
         if self.hardware.type == "cuda":
-            _calibrate(context.precision)
+            _set_kernels(context.precision)
 
-    def answer(self, envelope: TaskEnvelope, place: Hashable = None, grant: Grant = FitJob.granted) -> TaskResult:
-        """Runs the client's half; whatever it raises becomes the outcome's fault.
+    def run(self, envelope: TaskEnvelope) -> TaskResult:
+        """Runs a client's half, every fit by itself; whatever it raises becomes the result's fault."""
+        run = TaskRun(self, envelope)
+        while run.job is not None:
+            try:
+                fit: Fit | Exception = run_fit(run.job)
+            except Exception as fault:
+                fit = fault
+            run.resume(fit)
+        return run.result
 
-        Halves that run side by side have a place each, with networks of its own; `grant` does their fits.
-        """
-        half = TaskRun(self, envelope, place, grant)
-        return half.outcome(lambda: answer(self.context.method, envelope.task, half.device))
+    def run_side_by_side(self, envelopes: Sequence[TaskEnvelope], run_fits: RunFits) -> list[TaskResult]:
+        """Runs several clients' halves: each until it wants to fit, then all fits that wait together."""
+        if not all(trains(self.context.method, envelope.task.verb) for envelope in envelopes):
+            return [self.run(envelope) for envelope in envelopes]
+        runs = [TaskRun(self, envelope, place) for envelope, place in zip(envelopes, _places(envelopes), strict=True)]
+        while waiting := [(run, run.job) for run in runs if run.job is not None]:
+            for (run, _), fit in zip(waiting, run_fits([job for _, job in waiting]), strict=True):
+                run.resume(fit)
+        return [run.result for run in runs]
 
-    def live(self, spec: Spec, number: int, place: Hashable = None) -> NetworkSlot:
+    def slot(self, spec: Spec, number: int, place: Hashable = None) -> NetworkSlot:
         """A place's n-th network of this spec; a task that builds several of one spec gets several."""
-        found = self._nets.get((spec, number, place))
+        found = self._slots.get((spec, number, place))
         if found is None:
-            net = self.context.zoo.build(Model(spec), stream(0, "blank")).to(self.hardware)
-            found = self._nets[spec, number, place] = NetworkSlot(spec, net, self.context.channels_last)
+            net = self.context.zoo.build(Newborn(spec), stream(0, "blank")).to(self.hardware)
+            found = self._slots[spec, number, place] = NetworkSlot(spec, net, self.context.channels_last)
         return found
 
-    def here(self, examples: Examples) -> Examples:
+    def move(self, examples: Examples) -> Examples:
         """These examples where the networks are; the columns they share move once."""
         if self.hardware.type == "cpu":
             return examples
@@ -79,210 +106,312 @@ class Worker:
         return Examples(self._columns[key][1], rows, examples.prepare, examples.augment)
 
     def close(self) -> None:
-        """Lets go of networks, recordings and columns, which on a GPU leave no room for the next run's."""
-        self.ready.clear()
-        self._nets.clear()
+        """Frees networks, captured graphs and columns, so that a GPU has room for the next run's."""
+        self.cache.clear()
+        self._slots.clear()
         self._columns.clear()
 
     def resident(self, examples: Examples) -> bool:
-        """Whether the columns of these examples are the world's own, which stay where they are."""
+        """Whether the columns of these examples are the simulation's own, which stay where they are."""
         first = next(iter(examples.columns.values()))
         return any(first is column for _, moved in self._columns.values() for column in moved.values())
 
 
-def _calibrate(precision: Precision) -> None:
-    """Kernels that give the same bits each time, and round no more than they are told to."""
+def _set_kernels(precision: Precision) -> None:
+    """Chooses kernels that give the same bits each time, and round no more than they are told to."""
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
+def _places(envelopes: Sequence[TaskEnvelope]) -> list[Hashable]:
+    """A place for each task, with networks of its own; tasks of one kind use the same few places round after round."""
+    count: Counter[Hashable] = Counter()
+    found: list[Hashable] = []
+    for envelope in envelopes:
+        kind = tuple((key, model.spec) for key, model in sorted(envelope.task.models.items()))
+        found.append((kind, count[kind]))
+        count[kind] += 1
+    return found
+
+
+class NetworkSlot:
+    """A live network that is filled anew for every model of its spec."""
+
+    def __init__(self, spec: Spec, net: nn.Module, channels_last: bool = False) -> None:
+        self.spec, self.net = spec, net
+        self.tensors = dict(net.state_dict(keep_vars=True))
+        self.buffer, self.layout = _move_into_buffer(self.tensors, channels_last)
+        self._others = self.tensors.keys() - self.layout.views.keys()
+        self.weights = trainable_weights(net)
+        # Whether it draws from torch's own generator as it trains.
+        self.noisy = any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in net.modules())
+        self.stackable = can_stack(net)
+        self._work: dict[int, Work] = {}
+
+    def fill(self, arrays: Arrays) -> None:
+        """Copies these tensors into the network."""
+        if arrays.keys() != self.tensors.keys():
+            odd = sorted(arrays.keys() ^ self.tensors.keys())
+            raise ValueError(f"a {self.spec.family} has other tensors than were sent: {', '.join(odd[:3])}")
+        with torch.no_grad():
+            torch._foreach_copy_(list(self.tensors.values()), [arrays[name] for name in self.tensors])
+
+    def work(self, zoo: Zoo, batch: int) -> Work:
+        """What a training step on a batch asks of a device."""
+        if batch not in self._work:
+            self._work[batch] = zoo.cost(self.spec, batch)
+        return self._work[batch]
+
+    def snapshot(self) -> FlatArrays:
+        """A copy of its tensors, where it lives."""
+        others = {name: self.tensors[name].detach().clone() for name in self._others}
+        return FlatArrays(self.buffer.clone(), self.layout, others)
+
+
+def _move_into_buffer(tensors: Mapping[str, Tensor], channels_last: bool) -> tuple[Tensor, BufferLayout]:
+    """Moves a network's float32 tensors into one buffer, each at an aligned place."""
+    chosen = {name: tensor for name, tensor in tensors.items() if tensor.dtype is torch.float32 and tensor.numel()}
+    if len({tensor.data_ptr() for tensor in chosen.values()}) < len(chosen):  # tied weights stay where they are
+        chosen = {}
+    entries, end = [], 0
+    for name, tensor in chosen.items():
+        entries.append((name, end, tuple(tensor.shape)))
+        end += -(-tensor.numel() // 16) * 16
+    device = next((tensor.device for tensor in chosen.values()), None)
+    buffer, layout = torch.zeros(end, device=device), BufferLayout(tuple(entries), channels_last)
+    for name, view in layout.cut(buffer).items():
+        chosen[name].data = view.copy_(chosen[name].detach())
+    return buffer, layout
+
+
 class TaskRun:
-    """A client's half of a round, while it runs."""
+    """One task on its way from envelope to result. It stops at every fit that it asks for, until it is resumed."""
 
-    def __init__(
-        self, site: Worker, envelope: TaskEnvelope, place: Hashable = None, grant: Grant = FitJob.granted
-    ) -> None:
-        self.envelope = envelope if site.hardware.type == "cpu" else _brought(envelope, site.hardware)
-        self.device = WorkerDevice(site, self.envelope.task, dict(self.envelope.memory), place, grant)
-        self._hardware, self._context = site.hardware, site.context
+    def __init__(self, worker: Worker, envelope: TaskEnvelope, place: Hashable = None) -> None:
+        if worker.hardware.type != "cpu":
+            envelope = _move_envelope(envelope, worker.hardware)
+        self.job: FitJob | None = None
+        """The fit that it waits for; None: it is done."""
+        self._task, self._worker = envelope.task, worker
+        task = envelope.task
+        self._bare = Task(task.verb, task.to, task.key, task.round, config=task.config, memory=task.memory)
+        self._memory, self._before = envelope.memory, memory_key(envelope.memory)
+        self._device = WorkerDevice(worker, task, dict(envelope.memory), place)
+        self._result: TaskResult | None = None
         self._started = time.perf_counter()
+        self._work: Generator[FitRequest, Fit, Reply] | None = None
+        self._advance(self._begin)
 
-    def outcome(self, work: Callable[[], Reply]) -> TaskResult:
-        """What becomes of the letter, once this has made the reply."""
-        task, device = self.envelope.task, self.device
-        bare = Task(task.verb, task.to, task.key, task.round, config=task.config, memory=task.memory)
+    @property
+    def result(self) -> TaskResult:
+        assert self._result is not None, "the task still waits for a fit"
+        return self._result
+
+    def resume(self, fit: Fit | Exception) -> None:
+        """Goes on with the result of the fit that was asked for, or with what it raised."""
+        assert self._work is not None
+        assert self.job is not None
+        work = self._work
+        if isinstance(fit, Exception):
+            fault = fit
+            self._advance(lambda: work.throw(fault))
+        else:
+            self._device.count_fit(self.job, fit)
+            done = fit
+            self._advance(lambda: work.send(done))
+
+    def _begin(self) -> Reply | FitRequest:
+        work = answer(self._worker.context.method, self._task, self._device)
+        if isinstance(work, Reply):
+            return work
+        self._work = work
+        return next(work)
+
+    def _advance(self, go: Callable[[], Reply | FitRequest]) -> None:
+        """Lets the client's half go on until its next fit or its reply."""
+        self.job = None
         try:
-            reply = self._leaving(work())
-            seconds = time.perf_counter() - self._started
-            cost = Cost(payload(task), payload(reply), device.flops, device.peak, seconds)
+            try:
+                asked = go()
+            except StopIteration as end:
+                asked = end.value
+            if isinstance(asked, FitRequest):
+                self.job = self._device.job(asked)
+            else:
+                self._result = self._finish(asked)
         except Skip as note:
-            return TaskResult(bare, fault=str(note), skipped=True)
+            self._result = TaskResult(self._bare, fault=str(note), skipped=True)
         except Exception as fault:
-            return TaskResult(bare, fault=f"{type(fault).__name__}: {fault}")
-        arrays = to_device(reply.arrays, self._hardware)
-        stamped = Reply(reply.models, arrays, reply.weight, reply.metrics, bare, cost)
-        return TaskResult(bare, stamped, _changed(self.envelope.memory, device.memory))
+            self._result = TaskResult(self._bare, fault=f"{type(fault).__name__}: {fault}")
 
-    def _leaving(self, reply: Reply) -> Reply:
-        """A reply as it leaves a client's device. Scores are for whoever runs the experiment, and leave as they are."""
-        task, context = self.envelope.task, self._context
+    def _finish(self, reply: object) -> TaskResult:
+        if not isinstance(reply, Reply):
+            method = type(self._worker.context.method).__name__
+            raise TypeError(f"{method}.{self._task.verb} returned {type(reply).__name__}, not a Reply")
+        reply = self._protect(reply)
+        device, seconds = self._device, time.perf_counter() - self._started
+        cost = Cost(payload(self._task), payload(reply), device.flops, device.peak, seconds)
+        arrays = to_device(reply.arrays, self._worker.hardware)
+        stamped = Reply(reply.models, arrays, reply.weight, reply.metrics, self._bare, cost)
+        changed = memory_key(device.memory) != self._before
+        return TaskResult(self._bare, stamped, device.memory if changed else None)
+
+    def _protect(self, reply: Reply) -> Reply:
+        """A reply as it leaves the client's device. Scores are for whoever runs the experiment: they leave as they are."""
+        task, context = self._task, self._worker.context
         if context.mechanism is None or task.to == SERVER or task.verb == "score":
             return reply
         return context.mechanism(task, reply, context.zoo, stream(context.seed, "veil", *task.address))
 
 
-def _brought(envelope: TaskEnvelope, hardware: torch.device) -> TaskEnvelope:
-    """A letter with everything that it brings where the networks are."""
+def _move_envelope(envelope: TaskEnvelope, hardware: torch.device) -> TaskEnvelope:
+    """An envelope with everything that it brings where the networks are."""
     task = envelope.task
-    brought = Task(
+    moved = Task(
         *(task.verb, task.to, task.key, task.round, task.models, to_device(task.arrays, hardware)),
         *(task.config, task.memory),
     )
-    return TaskEnvelope(brought, to_device(envelope.memory, hardware))
+    return TaskEnvelope(moved, to_device(envelope.memory, hardware))
 
 
-def _changed(before: Mapping[str, Any], after: Memory) -> Memory | None:
-    """The memory after a task, or None where nothing was put into it. Values at rest are replaced, never altered."""
-    same = before.keys() == after.keys() and all(after[name] is value for name, value in before.items())
-    return None if same else after
+def memory_key(value: Any) -> Hashable:
+    """What tells a memory from the same one after a change, in place or not.
+
+    Tensors go by identity and by torch's count of their in-place changes, so their numbers are not read.
+    """
+    if isinstance(value, Tensor):
+        return (id(value), -1 if value.is_inference() else value._version)
+    if isinstance(value, Model):
+        return (id(value), memory_key(value.arrays))
+    if isinstance(value, FlatArrays):
+        return (id(value), memory_key(value.buffer), memory_key(value.others))
+    if isinstance(value, Mapping):
+        return tuple((name, memory_key(item)) for name, item in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(memory_key(item) for item in value)
+    return value if isinstance(value, Hashable) else id(value)
 
 
 class WorkerDevice:
     """The device of one task."""
 
-    def __init__(self, site: Worker, task: Task, memory: Memory, place: Hashable, grant: Grant) -> None:
-        context = site.context
+    def __init__(self, worker: Worker, task: Task, memory: Memory, place: Hashable) -> None:
+        context = worker.context
         self.client, self.round = task.to, task.round
         self.memory, self.zoo, self.problem = memory, context.zoo, context.problem
         self.flops = self.peak = 0
-        self._site, self._task, self._place, self._grant = site, task, place, grant
-        self._built: dict[Spec, int] = {}
-        self._lives: dict[int, NetworkSlot] = {}
+        self._worker, self._task, self._place = worker, task, place
+        self._built: Counter[Spec] = Counter()
+        self._slots: dict[int, NetworkSlot] = {}
         self._rng: torch.Generator | None = None
-        self._shard: Shard | None = None
+        self._data: ClientData | None = None
 
     @property
-    def shard(self) -> Shard:
-        if self._shard is None:
+    def _shard(self) -> ClientData:
+        if self._data is None:
             common = self._task.verb == "score" and self._task.config.get("common")
-            self._shard = self._site.context.datasets.shard(SERVER if common else self.client)
-        return self._shard
+            self._data = self._worker.context.datasets.shard(SERVER if common else self.client)
+        return self._data
 
     @property
     def data(self) -> Examples:
-        return self._site.here(self.shard.train)
+        return self._worker.move(self._shard.train)
 
     @property
     def validation(self) -> Examples:
-        return self._site.here(self.shard.validation)
+        return self._worker.move(self._shard.validation)
 
     @property
     def test(self) -> Examples:
-        return self._site.here(self.shard.test)
+        return self._worker.move(self._shard.test)
 
     @property
     def labels(self) -> Sequence[int]:
-        return self.shard.labels
+        return self._shard.labels
 
     @property
     def public(self) -> Examples:
-        return self._site.here(self._site.context.datasets.public)
+        return self._worker.move(self._worker.context.datasets.public)
 
     @property
     def rng(self) -> torch.Generator:
         if self._rng is None:
             task = self._task
-            self._rng = stream(self._site.context.seed, "task", task.round, task.to, task.verb, task.key)
+            self._rng = stream(self._worker.context.seed, "task", task.round, task.to, task.verb, task.key)
         return self._rng
 
     def build(self, model: Model) -> nn.Module:
-        number = self._built.get(model.spec, 0)
-        self._built[model.spec] = number + 1
-        live = self._site.live(model.spec, number, self._place)
-        self._lives[id(live.net)] = live
+        slot = self._worker.slot(model.spec, self._built[model.spec], self._place)
+        self._built[model.spec] += 1
+        self._slots[id(slot.net)] = slot
         arrays = model.arrays
-        if arrays is None:
-            born = stream(self._site.context.seed, "birth", self.client, model.spec.key)
-            arrays = self.zoo.fresh(model.spec, born).arrays or {}
-        live.fill(arrays)
-        return live.net
+        if isinstance(model, Newborn):
+            birth = stream(self._worker.context.seed, "birth", self.client, model.spec.key)
+            arrays = self.zoo.fresh(model.spec, birth).arrays
+        slot.fill(arrays)
+        return slot.net
 
-    def again(self, key: Hashable, make: Callable[[], T]) -> T:
-        if key not in self._site.ready:
-            self._site.ready[key] = make()
-        found: T = self._site.ready[key]
+    def cached(self, key: Hashable, make: Callable[[], T]) -> T:
+        if key not in self._worker.cache:
+            self._worker.cache[key] = make()
+        found: T = self._worker.cache[key]
         return found
 
-    def rest(self, net: nn.Module) -> Arrays:
-        return self._lives[id(net)].rest()
+    def snapshot(self, net: nn.Module) -> Arrays:
+        return self._slots[id(net)].snapshot()
 
-    def fit(
-        self,
-        net: nn.Module,
-        examples: Examples,
-        local: Local,
-        loss: Loss | None = None,
-        edits: Sequence[Edit] = (),
-        want_gradient: bool = False,
-    ) -> Fit:
-        job = self.job(net, examples, local, loss, edits, want_gradient)
-        return self.told(job, self._grant(job))
-
-    def job(
-        self,
-        net: nn.Module,
-        examples: Examples,
-        local: Local,
-        loss: Loss | None = None,
-        edits: Sequence[Edit] = (),
-        want_gradient: bool = False,
-    ) -> FitJob:
-        """A fit that is yet to be done."""
-        live, hardware = self._lives[id(net)], self._site.hardware
-        loss = to_device(loss or self.problem.loss, hardware)
-        edits = [to_device(edit, hardware) for edit in edits]
-        kind, lr = live.spec if live.dense else None, local.rate(self.round)
-        laid = (live.buffer, live.layout) if live.dense and live.layout.entries else None
-        precision = self._site.context.precision
-        noise = int(torch.randint(2**62, (), generator=self.rng)) if live.noisy else None
+    def job(self, request: FitRequest) -> FitJob:
+        """A request as a fit that is ready to run."""
+        net = self.build(request.model) if isinstance(request.model, Model) else request.model
+        slot, hardware, precision = self._slots[id(net)], self._worker.hardware, self._worker.context.precision
         return FitJob(
-            *(kind, net, live.weights, examples, local, lr, loss, edits, self.rng, want_gradient, laid),
-            *(precision, noise),
+            net,
+            request.examples,
+            request.local,
+            request.local.rate(self.round),
+            to_device(request.loss or self.problem.loss, hardware),
+            [to_device(edit, hardware) for edit in request.edits],
+            self.rng,
+            slot.weights,
+            request.want_gradient,
+            precision,
+            noise=int(torch.randint(2**62, (), generator=self.rng)) if slot.noisy else None,
+            kind=slot.spec if slot.stackable else None,
+            buffer=(slot.buffer, slot.layout) if slot.stackable and slot.layout.entries else None,
         )
 
-    def told(self, job: FitJob, done: Fit) -> Fit:
+    def count_fit(self, job: FitJob, fit: Fit) -> None:
         """Counts the work of a fit: FLOPs of the rows seen, and memory.
 
         In memory are weights, gradients, optimiser slots and activations; what losses and edits hold, frozen networks
         too, of which each batch asks a forward pass; and the gradients' mean, if it was asked for.
         """
-        if not done.steps:
-            return done
+        if not fit.steps:
+            return
         batch, local = min(job.local.batch, len(job.examples)), job.local
-        work, (tensors, nets) = self._lives[id(job.net)].work(self.zoo, batch), kept(job.loss, *job.edits)
-        asked = [self._lives[id(net)].work(self.zoo, batch) for net in nets]
-        self.flops += (work.flops + sum(other.flops for other in asked) // 3) * done.samples // batch
+        work, (tensors, nets) = self._slots[id(job.net)].work(self.zoo, batch), held_tensors(job.loss, *job.edits)
+        asked = [self._slots[id(net)].work(self.zoo, batch) for net in nets]
+        self.flops += (work.flops + sum(other.flops for other in asked) // 3) * fit.samples // batch
         slots = 2 if local.optimiser == "adam" else int(local.momentum > 0)
-        copies = 2 + slots + (done.gradient is not None)
+        copies = 2 + slots + (fit.gradient is not None)
         beside = sum(tensor.nbytes for tensor in tensors) + sum(other.parameter_bytes for other in asked)
         self.peak = max(self.peak, work.parameter_bytes * copies + work.activation_bytes + beside)
-        return done
 
-    def observe(self, net: nn.Module, examples: Examples, batch: int) -> int:
-        seen = observe(net, examples, batch, self.problem.loss, self.rng)
+    def gather_statistics(self, net: nn.Module, examples: Examples, batch: int) -> int:
+        seen = gather_statistics(net, examples, batch, self.problem.loss, self.rng)
         if seen:
-            self._passed(net, len(examples))
+            self._count_pass(net, len(examples))
         return seen
 
     def predict(self, net: nn.Module, examples: Examples) -> Tensor:
-        scores = predict_logits(net, examples)
-        self._passed(net, len(examples))
-        return scores
+        logits = predict_logits(net, examples)
+        self._count_pass(net, len(examples))
+        return logits
 
     def charge(self, flops: int, memory: int) -> None:
         self.flops, self.peak = self.flops + flops, max(self.peak, memory)
 
-    def _passed(self, net: nn.Module, rows: int) -> None:
+    def _count_pass(self, net: nn.Module, rows: int) -> None:
         """Counts a pass without learning: forward is a third of a training step, and nothing is kept."""
-        work = self._lives[id(net)].work(self.zoo, 1)
+        work = self._slots[id(net)].work(self.zoo, 1)
         self.charge(work.flops * rows // 3, work.parameter_bytes)

@@ -5,16 +5,5 @@ from potluck.fleet.price import Budget, Need, Price, fit, fits, need, price
 from potluck.fleet.profiles import PROFILES, Profile, profile
 
 __all__ = [
-    "PROFILES",
-    "Budget",
-    "Fleet",
-    "Need",
-    "Population",
-    "Price",
-    "Profile",
-    "fit",
-    "fits",
-    "need",
-    "price",
-    "profile",
+    "PROFILES", "Budget", "Fleet", "Need", "Population", "Price", "Profile", "fit", "fits", "need", "price", "profile",
 ]  # fmt: skip

@@ -1,134 +1,60 @@
 """The local loop, losses and gradient edits as values, problems, and the usual client."""
 
-from potluck.learn.bank import Bank, deposited, drawn
-from potluck.learn.bilevel import through_steps
-from potluck.learn.capture import WARM, CapturePolicy, GraphCache, on
-from potluck.learn.drift import ContrastiveLoss, Shift, carried, contrast, recalled
-from potluck.learn.edits import ProximalTerm
-from potluck.learn.feature_matching import FeatureMatching, resized
-from potluck.learn.fit import LocalSteps, Precision, draw_batches, fit, fitted, rows, weights_of
-from potluck.learn.fit_job import FitJob
-from potluck.learn.gaussian import GaussianMechanism
-from potluck.learn.joint import Blend, Joint, Project, Sum
-from potluck.learn.lent import Lent, features, one_batch, seams
-from potluck.learn.losses import CrossEntropy, MaskedCrossEntropy, Turns, cross_entropy, masked, truths
-from potluck.learn.observe import observe
-from potluck.learn.optimisers import clip_gradients, make_optimiser
-from potluck.learn.ordered import AtWidth
-from potluck.learn.outputs import (
+from potluck.learn.capture import (
+    WARM_UPS,
+    CapturedStep,
+    CapturePolicy,
+    CapturePool,
+    GraphCache,
+    on_stream,
+    side_stream,
+)
+from potluck.learn.distillation import (
+    BATCH,
     DistillationSettings,
-    Doubt,
-    Follow,
-    Guided,
-    Mimic,
-    SoftCrossEntropy,
-    agreed,
-    confidence,
-    dissenting,
-    divergence,
-    mean_scores,
-    noise,
+    kl_divergence,
+    mean_logits,
     predict_logits,
-    reliance,
-    relied,
-    sharpened,
+    random_inputs,
     with_columns,
 )
+from potluck.learn.fit import (
+    FitJob,
+    LocalSteps,
+    Precision,
+    batch_rows,
+    draw_batches,
+    fit_result,
+    gather_statistics,
+    run_fit,
+    trainable_weights,
+)
+from potluck.learn.gaussian import GaussianMechanism
+from potluck.learn.hooks import forward_hooks
+from potluck.learn.losses import (
+    Blend,
+    CrossEntropy,
+    JointLoss,
+    MaskedCrossEntropy,
+    ProximalTerm,
+    Turns,
+    class_mask,
+    cross_entropy,
+    mask_logits,
+)
+from potluck.learn.optimisers import clip_gradients, displacement, make_optimiser
 from potluck.learn.problems import Classify, NextToken, Regress, Tag
-from potluck.learn.stack import dense, fit_stacked, likeness
-from potluck.learn.taps import taps
-from potluck.learn.teach import fidelity, merged, taught
-from potluck.learn.training import LocalTraining, is_usual, told
-from potluck.learn.transfer import Transfer
-from potluck.learn.values import Frozen, kept, map_tensors, structure_key, tensor_leaves, to_device
-from potluck.learn.watch import Tap, TappedNetwork, tap_shapes
-from potluck.learn.wire import Meta, Wire
+from potluck.learn.stack import can_stack, fit_stacked, run_stacked, stacking_key
+from potluck.learn.training import LocalTraining, fit_metrics
+from potluck.learn.values import Frozen, held_tensors, map_tensors, structure_key, tensor_leaves, to_device
 
 __all__ = [
-    "WARM",
-    "AtWidth",
-    "Bank",
-    "Blend",
-    "CapturePolicy",
-    "Classify",
-    "ContrastiveLoss",
-    "CrossEntropy",
-    "DistillationSettings",
-    "Doubt",
-    "FeatureMatching",
-    "FitJob",
-    "Follow",
-    "Frozen",
-    "GaussianMechanism",
-    "GraphCache",
-    "Guided",
-    "Joint",
-    "Lent",
-    "LocalSteps",
-    "LocalTraining",
-    "MaskedCrossEntropy",
-    "Meta",
-    "Mimic",
-    "NextToken",
-    "Precision",
-    "Project",
-    "ProximalTerm",
-    "Regress",
-    "Shift",
-    "SoftCrossEntropy",
-    "Sum",
-    "Tag",
-    "Tap",
-    "TappedNetwork",
-    "Transfer",
-    "Turns",
-    "Wire",
-    "agreed",
-    "carried",
-    "clip_gradients",
-    "confidence",
-    "contrast",
-    "cross_entropy",
-    "dense",
-    "deposited",
-    "dissenting",
-    "divergence",
-    "draw_batches",
-    "drawn",
-    "features",
-    "fidelity",
-    "fit",
-    "fit_stacked",
-    "fitted",
-    "is_usual",
-    "kept",
-    "likeness",
-    "make_optimiser",
-    "map_tensors",
-    "masked",
-    "mean_scores",
-    "merged",
-    "noise",
-    "observe",
-    "on",
-    "one_batch",
-    "predict_logits",
-    "recalled",
-    "reliance",
-    "relied",
-    "resized",
-    "rows",
-    "seams",
-    "sharpened",
-    "structure_key",
-    "tap_shapes",
-    "taps",
-    "taught",
-    "tensor_leaves",
-    "through_steps",
-    "to_device",
-    "told",
-    "truths",
-    "weights_of",
-    "with_columns",
+    "BATCH", "WARM_UPS", "Blend", "CapturePolicy", "CapturePool", "CapturedStep", "Classify", "CrossEntropy",
+    "DistillationSettings", "FitJob", "Frozen", "GaussianMechanism", "GraphCache", "JointLoss", "LocalSteps",
+    "LocalTraining", "MaskedCrossEntropy", "NextToken", "Precision", "ProximalTerm", "Regress", "Tag", "Turns",
+    "batch_rows", "can_stack", "class_mask", "clip_gradients", "cross_entropy", "displacement", "draw_batches",
+    "fit_metrics", "fit_result", "fit_stacked", "forward_hooks", "gather_statistics", "held_tensors", "kl_divergence",
+    "make_optimiser", "map_tensors", "mask_logits", "mean_logits", "on_stream", "predict_logits", "random_inputs",
+    "run_fit", "run_stacked", "side_stream", "stacking_key", "structure_key", "tensor_leaves", "to_device",
+    "trainable_weights", "with_columns",
 ]  # fmt: skip

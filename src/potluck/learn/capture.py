@@ -1,4 +1,4 @@
-"""Work that is recorded once and played again: on a GPU, where launching it piece by piece takes longer than it."""
+"""Work that is captured once as a CUDA graph and replayed: launching it piece by piece takes longer than running it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch import Tensor
 
 from potluck.core import Batch
 
-WARM = 2
-"""Times that work is done as it is, before it is recorded: libraries set themselves up in them."""
+WARM_UPS = 2
+"""Times that work runs as it is before it is captured: libraries set themselves up in them."""
 
 
 class CudaGraph:
-    """One piece of work, recorded on the current stream; without a GPU, merely remembered."""
+    """One piece of work, captured on the current stream; without a GPU, merely kept as a function."""
 
     def __init__(self, work: Callable[[], None], stream: torch.cuda.Stream | None, pool: Any) -> None:
         self._work: Callable[[], None] | None = work
@@ -37,10 +37,10 @@ class CudaGraph:
                 graph.capture_end()
             raise
         graph.capture_end()
-        # A graph has all it needs; to keep what was recorded as well would keep both alive for ever.
+        # A graph has all it needs; to keep the function as well would keep both alive for ever.
         self._graph, self._work = graph, None
 
-    def play(self) -> None:
+    def replay(self) -> None:
         if self._graph is not None:
             self._graph.replay()
         elif self._work is not None:
@@ -48,43 +48,43 @@ class CudaGraph:
 
 
 class CapturePolicy:
-    """Whether anything is to be recorded for a network."""
+    """Whether anything is to be captured for a network."""
 
-    def __init__(self, tell: Callable[[str], None], wanted: bool = True) -> None:
+    def __init__(self, note: Callable[[str], None], wanted: bool = True) -> None:
         self.wanted = wanted
-        self._tell = tell
+        self._note = note
 
-    def refused(self, why: str) -> None:
-        """No more is recorded for this network."""
+    def refuse(self, why: str) -> None:
+        """Captures no more for this network."""
         self.wanted = False
-        self._tell(why)
+        self._note(why)
 
 
 class GraphCache:
-    """Work of several kinds, each done as it is a few times, then recorded, and played from then on."""
+    """Graphs of several kinds of work: each kind runs as it is a few times, then is captured, and replayed from then on."""
 
-    def __init__(self, stream: torch.cuda.Stream | None, pool: Any, recordings: CapturePolicy) -> None:
-        """`pool`: memory for all of it, since no two tapes run at the same time."""
-        self._stream, self._pool, self._recordings = stream, pool, recordings
+    def __init__(self, stream: torch.cuda.Stream | None, pool: Any, policy: CapturePolicy) -> None:
+        """`pool`: memory for all of it, since no two graphs run at the same time."""
+        self._stream, self._pool, self._policy = stream, pool, policy
         self._warm: Counter[Hashable] = Counter()
         self.made: dict[Any, CudaGraph] = {}
 
-    def do(self, kind: Hashable, work: Callable[[], None], patience: int = WARM) -> None:
-        """Work of a kind, which must touch the same places each time; recorded after it was done so many times."""
-        if kind not in self.made and self._recordings.wanted and self._warm[kind] >= patience:
+    def run(self, kind: Hashable, work: Callable[[], None], patience: int = WARM_UPS) -> None:
+        """Runs work of a kind, which must touch the same memory each time; captured after it ran so many times."""
+        if kind not in self.made and self._policy.wanted and self._warm[kind] >= patience:
             try:
                 self.made[kind] = CudaGraph(work, self._stream, self._pool)
             except RuntimeError as fault:
-                self._recordings.refused(str(fault))
+                self._policy.refuse(str(fault))
         if kind in self.made:
-            self.made[kind].play()
+            self.made[kind].replay()
         else:
             self._warm[kind] += 1
             work()
 
 
 class CapturePool:
-    """Where reels are recorded: a stream and memory that they share, for no two run at the same time."""
+    """A stream and memory that captured steps share, for no two of them run at the same time."""
 
     def __init__(self, hardware: torch.device) -> None:
         self.stream: torch.cuda.Stream | None = None
@@ -95,42 +95,42 @@ class CapturePool:
 
 
 class CapturedStep:
-    """Work on batches that changes tensors in place, recorded once for every size of batch."""
+    """Work on batches that changes tensors in place, captured once for every size of batch."""
 
     def __init__(self, work: Callable[[Batch], Tensor], capture_pool: CapturePool) -> None:
         self._work, self.capture_pool = work, capture_pool
-        self.recordings = CapturePolicy(_warned, wanted=capture_pool.stream is not None)
-        self.tapes = GraphCache(capture_pool.stream, capture_pool.pool, self.recordings)
-        self._places: dict[int, Batch] = {}
-        self._given: dict[int, Tensor] = {}
+        self.policy = CapturePolicy(_warn, wanted=capture_pool.stream is not None)
+        self.graphs = GraphCache(capture_pool.stream, capture_pool.pool, self.policy)
+        self._inputs: dict[int, Batch] = {}
+        self._outputs: dict[int, Tensor] = {}
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Does the work on a batch; what it gives. On a GPU to be called on the studio's stream."""
+        """Runs the work on a batch; its output. On a GPU, call it on the pool's stream."""
         size = len(batch["x"])
-        if size in self._places:
-            for name, column in self._places[size].items():
+        if size in self._inputs:
+            for name, column in self._inputs[size].items():
                 column.copy_(batch[name])
         else:
-            self._places[size] = {name: column.clone() for name, column in batch.items()}
-        self.tapes.do(size, partial(self._done, size))
-        return self._given[size].clone()
+            self._inputs[size] = {name: column.clone() for name, column in batch.items()}
+        self.graphs.run(size, partial(self._run, size))
+        return self._outputs[size].clone()
 
-    def _done(self, size: int) -> None:
-        self._given[size] = self._work(self._places[size])
+    def _run(self, size: int) -> None:
+        self._outputs[size] = self._work(self._inputs[size])
 
 
-def _warned(why: str) -> None:
+def _warn(why: str) -> None:
     short = (why.strip() or "no reason was given").splitlines()[0]
-    warnings.warn(f"the server's work is not recorded and runs at its usual speed: {short}", stacklevel=2)
+    warnings.warn(f"the server's work is not captured as a CUDA graph and runs step by step: {short}", stacklevel=2)
 
 
-def on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
+def on_stream(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
     """While this lasts, work goes to this stream, if there is one."""
     return nullcontext() if stream is None else torch.cuda.stream(stream)
 
 
 @contextlib.contextmanager
-def aside(stream: torch.cuda.Stream | None) -> Iterator[None]:
+def side_stream(stream: torch.cuda.Stream | None) -> Iterator[None]:
     """While this lasts, work goes to this stream, after what was begun before, and what follows waits for it."""
     if stream is None:
         yield

@@ -1,4 +1,4 @@
-"""Optimiser steps over all tensors of a network at once, the arithmetic of torch.optim without its bookkeeping."""
+"""Optimisers over all tensors of a network at once: the arithmetic of torch.optim without its bookkeeping."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from torch import Tensor
 from potluck.core import Local
 
 
-class Step(Protocol):
-    """An optimiser: moves weights in place."""
+class Optimiser(Protocol):
+    """Moves weights in place."""
 
     def __call__(self, weights: list[Tensor], grads: list[Tensor]) -> None: ...
 
     def reset(self, lr: float) -> None:
-        """Forgets everything, and goes on at this rate: what one client uses for one round."""
+        """Forgets its state and goes on at this rate: every client and round starts so."""
 
 
-def make_optimiser(local: Local, lr: float, hardware: torch.device | None = None) -> Step:
+def make_optimiser(local: Local, lr: float, hardware: torch.device | None = None) -> Optimiser:
     """A fresh optimiser. On a GPU its rate and its memory are tensors, so that a step can be captured."""
     if hardware is not None and hardware.type == "cuda":
-        return fused(local, lr, hardware)
+        return make_fused_optimiser(local, lr, hardware)
     if local.optimiser == "adam":
         return _Adam(lr, local.betas, local.eps, local.weight_decay)
     return _Sgd(lr, local.momentum, local.weight_decay)
 
 
-def fused(local: Local, lr: float, hardware: torch.device) -> Step:
-    """A fresh optimiser whose whole step is one operation, and all that it knows a tensor."""
+def make_fused_optimiser(local: Local, lr: float, hardware: torch.device) -> Optimiser:
+    """A fresh optimiser whose step is one operation and whose whole state is tensors, so that it can be captured."""
     return (_FusedAdam if local.optimiser == "adam" else _FusedSgd)(local, lr, hardware)
 
 
@@ -41,18 +41,18 @@ class _Sgd:
 
     def reset(self, lr: float) -> None:
         self.lr = lr
-        self.pace: list[Tensor] | None = None
+        self.velocity: list[Tensor] | None = None
 
     def __call__(self, weights: list[Tensor], grads: list[Tensor]) -> None:
         if self.decay:
             grads = list(torch._foreach_add(grads, weights, alpha=self.decay))
         if self.momentum:
-            if self.pace is None:
-                self.pace = [grad.clone() for grad in grads]
+            if self.velocity is None:
+                self.velocity = [grad.clone() for grad in grads]
             else:
-                torch._foreach_mul_(self.pace, self.momentum)
-                torch._foreach_add_(self.pace, grads)
-            grads = self.pace
+                torch._foreach_mul_(self.velocity, self.momentum)
+                torch._foreach_add_(self.velocity, grads)
+            grads = self.velocity
         torch._foreach_add_(weights, grads, alpha=-self.lr)
 
 
@@ -84,31 +84,31 @@ class _Adam:
 
 
 class _Fused:
-    """What fused steps share: a rate that is a tensor, and slots beside the weights, made once and emptied."""
+    """What fused optimisers share: a rate that is a tensor, and state that is made once and then zeroed."""
 
     slots = 0
 
     def __init__(self, local: Local, lr: float, hardware: torch.device) -> None:
         self.local = local
         self.lr = torch.tensor(lr, dtype=torch.float32, device=hardware)
-        self.beside: list[list[Tensor]] = []
+        self.state: list[list[Tensor]] = []
 
     def reset(self, lr: float) -> None:
         self.lr.fill_(lr)
-        for tensors in self.beside:
+        for tensors in self.state:
             torch._foreach_zero_(tensors)
 
-    def _like(self, weights: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
-        """Gradients laid out in memory as their weights are: a fused step goes by memory, not by index."""
+    def _align(self, weights: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
+        """Gradients in the memory order of their weights: a fused step goes by memory, not by index."""
         return [
             grad if grad.stride() == weight.stride() else torch.empty_like(weight).copy_(grad)
             for weight, grad in zip(weights, grads, strict=True)
         ]
 
-    def _made(self, weights: list[Tensor]) -> list[list[Tensor]]:
-        if not self.beside:
-            self.beside = [[torch.zeros_like(weight) for weight in weights] for _ in range(self.slots)]
-        return self.beside
+    def _slots_for(self, weights: list[Tensor]) -> list[list[Tensor]]:
+        if not self.state:
+            self.state = [[torch.zeros_like(weight) for weight in weights] for _ in range(self.slots)]
+        return self.state
 
 
 class _FusedSgd(_Fused):
@@ -117,9 +117,9 @@ class _FusedSgd(_Fused):
         self.slots = int(local.momentum > 0)
 
     def __call__(self, weights: list[Tensor], grads: list[Tensor]) -> None:
-        paces = self._made(weights)[0] if self.slots else []
+        velocities = self._slots_for(weights)[0] if self.slots else []
         torch._fused_sgd_(
-            weights, self._like(weights, grads), paces, lr=self.lr, momentum=self.local.momentum,
+            weights, self._align(weights, grads), velocities, lr=self.lr, momentum=self.local.momentum,
             weight_decay=self.local.weight_decay, dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
         )  # fmt: skip
 
@@ -136,18 +136,18 @@ class _FusedAdam(_Fused):
         self.count.zero_()
 
     def __call__(self, weights: list[Tensor], grads: list[Tensor]) -> None:
-        means, squares = self._made(weights)
+        means, squares = self._slots_for(weights)
         self.count.add_(1)
         first, second = self.local.betas
         torch._fused_adam_(
-            weights, self._like(weights, grads), means, squares, [], [self.count] * len(weights), lr=self.lr,
+            weights, self._align(weights, grads), means, squares, [], [self.count] * len(weights), lr=self.lr,
             beta1=first, beta2=second, weight_decay=self.local.weight_decay, eps=self.local.eps,
             amsgrad=False, maximize=False,
         )  # fmt: skip
 
 
-class Apart:
-    """Two fresh optimisers: `some` for weights that also take steps of their own, the other for the rest."""
+class SplitOptimiser:
+    """Two fresh optimisers: `some` for chosen weights, which also take further steps, and one for the rest."""
 
     def __init__(self, local: Local, lr: float, some: Sequence[bool], hardware: torch.device | None = None) -> None:
         self.chosen = list(some)
@@ -165,7 +165,22 @@ class Apart:
 
 
 def clip_gradients(grads: list[Tensor], most: float) -> list[Tensor]:
-    """Gradients scaled so that their common norm is at most this, as `clip_grad_norm_` scales them."""
+    """Gradients scaled to a common norm of at most this, as `clip_grad_norm_` does it."""
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
     scale = torch.clamp(most / (norm + 1e-6), max=1.0)
     return list(torch._foreach_mul(grads, scale))
+
+
+def displacement(local: Local, lr: float, steps: int, mu: float = 0.0) -> float:
+    """How far so many steps go, in learning rates, if every gradient is one: the norm of a in FedNova's paper.
+
+    Momentum goes further; a proximal term of strength `mu` holds back. Under Adam it is the number of steps.
+    """
+    if local.optimiser == "adam":
+        return float(steps)
+    back = lr * mu
+    # One step: velocity = momentum * velocity - back * distance + 1; distance += velocity.
+    once = torch.tensor(
+        [[local.momentum, -back, 1.0], [local.momentum, 1.0 - back, 1.0], [0.0, 0.0, 1.0]], dtype=torch.float64
+    )
+    return float(torch.linalg.matrix_power(once, steps)[1, 2])

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from potluck.core import Batch, Examples, Loss
 from potluck.learn import metrics
-from potluck.learn.losses import IGNORED, CrossEntropy, masked, truths
+from potluck.learn.losses import IGNORED, CrossEntropy, class_mask, mask_logits
 
 BATCH = 256
 """Rows scored at once ..."""
@@ -52,7 +52,7 @@ class Classify:
                 batch = examples[slice(at, at + BATCH)]
                 scores, labels = net(batch["x"]), batch["y"]
                 if owned is not None:
-                    scores = masked(scores, truths(owned, self.classes))
+                    scores = mask_logits(scores, class_mask(owned, self.classes))
                 total += float(functional.cross_entropy(scores, labels, reduction="sum"))
                 said = scores.argmax(1)
                 right += _counted(labels[said == labels], self.classes)
@@ -103,7 +103,7 @@ class NextToken:
             for batch in _batches(examples, self.classes):
                 scores, labels = net(batch["x"]).flatten(0, -2), batch["y"].flatten()
                 if owned is not None:
-                    scores = masked(scores, truths(owned, self.classes))
+                    scores = mask_logits(scores, class_mask(owned, self.classes))
                 total += float(functional.cross_entropy(scores, labels, ignore_index=IGNORED, reduction="sum"))
                 right += int((scores.argmax(1) == labels).sum())
                 seen += int((labels != IGNORED).sum())
@@ -150,7 +150,7 @@ class Tag:
             for batch in _batches(examples, len(self.names)):
                 scores, labels = net(batch["x"]), batch["y"]
                 if owned is not None:
-                    scores = masked(scores, truths(owned, len(self.names)))
+                    scores = mask_logits(scores, class_mask(owned, len(self.names)))
                 total += float(
                     functional.cross_entropy(
                         scores.flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="sum"

@@ -17,10 +17,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from potluck.core import Batch, Examples, Fit, Grads
-from potluck.learn.edits import ProximalTerm
-from potluck.learn.fit import rows
-from potluck.learn.fit_job import FitJob
-from potluck.learn.losses import CrossEntropy, MaskedCrossEntropy, masked
+from potluck.learn.fit import FitJob, batch_rows, run_fit
+from potluck.learn.losses import CrossEntropy, MaskedCrossEntropy, ProximalTerm, mask_logits
 from potluck.learn.optimisers import make_optimiser
 
 LOSSES = (CrossEntropy, MaskedCrossEntropy)
@@ -33,33 +31,35 @@ _PLAIN = (nn.Linear, nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.Identity, nn.Flat
 """Layers that are known to work on a stack."""
 
 
-def dense(net: nn.Module) -> bool:
+def can_stack(net: nn.Module) -> bool:
     """Whether a network can be stacked: linear layers and what acts on each number alone, nothing else."""
     leaves = [layer for layer in net.modules() if next(layer.children(), None) is None]
     return next(net.buffers(), None) is None and all(isinstance(leaf, _PLAIN) for leaf in leaves)
 
 
-def likeness(job: FitJob) -> Hashable | None:
-    """What wishes must share to be granted together; None: this one stands alone."""
+def stacking_key(job: FitJob) -> Hashable | None:
+    """What jobs must share to run as one stack; None: this one runs alone."""
     values = (job.loss, *job.edits)
     known = type(job.loss) in LOSSES and all(type(edit) in EDITS for edit in job.edits)
     plain = not job.want_gradient and job.examples.augment is None and len(job.examples) > 0
     if job.kind is None or not known or not plain:
         return None
-    spoken = tuple((type(value), *_plain(value).items()) for value in values)
+    spoken = tuple((type(value), *_plain_fields(value).items()) for value in values)
     if job.examples.columns["y"].dim() != 1:
         return None
-    return job.kind, job.laid is None, job.local, job.lr, len(job.examples), job.examples.prepare, spoken
+    return job.kind, job.buffer is None, job.local, job.lr, len(job.examples), job.examples.prepare, spoken
 
 
 def fit_stacked(jobs: Sequence[FitJob]) -> list[Fit]:
-    """Trains the networks of wishes that are alike, all at once."""
+    """Trains the networks of jobs with one stacking key, all at once."""
     first = jobs[0]
-    batches = [rows(len(job.examples), job.local, job.rng) for job in jobs]
-    buffers, stacked = _stacked(jobs)
+    batches = [batch_rows(len(job.examples), job.local, job.rng) for job in jobs]
+    buffers, stacked = _stack_weights(jobs)
     names, live = list(stacked), list(stacked.values())
-    loss = _with(first.loss, _gathered([job.loss for job in jobs]))
-    edits = [_with(edit, _gathered([job.edits[at] for job in jobs])) for at, edit in enumerate(first.edits)]
+    loss = _replace_tensors(first.loss, _stack_tensors([job.loss for job in jobs]))
+    edits = [
+        _replace_tensors(edit, _stack_tensors([job.edits[at] for job in jobs])) for at, edit in enumerate(first.edits)
+    ]
     move, losses = make_optimiser(first.local, first.lr), [torch.zeros(0, len(jobs))]
     first.net.train()
     for step in zip(*batches, strict=True):
@@ -71,34 +71,41 @@ def fit_stacked(jobs: Sequence[FitJob]) -> list[Fit]:
                 for edit in edits:
                     edited = edit(edited, stacked)
                 grads = [edited[name] for name in names]
-            move(live, grads if first.local.clip is None else _clipped(grads, first.local.clip))
+            move(live, grads if first.local.clip is None else _clip_each(grads, first.local.clip))
         losses.append(values.detach()[None])
     with torch.no_grad():
-        torch._foreach_copy_([tensor for job in jobs for tensor in _room(job)], buffers)
+        torch._foreach_copy_([tensor for job in jobs for tensor in _buffers(job)], buffers)
     means = torch.cat(losses).mean(0).tolist()
     return [
-        Fit(len(drawn), sum(map(len, drawn)), first.lr, mean, drawn[-1] if drawn else torch.zeros(0, dtype=torch.long))
-        for drawn, mean in zip(batches, means, strict=True)
+        Fit(
+            job.net,
+            len(drawn),
+            sum(map(len, drawn)),
+            first.lr,
+            mean,
+            drawn[-1] if drawn else torch.zeros(0, dtype=torch.long),
+        )
+        for job, drawn, mean in zip(jobs, batches, means, strict=True)
     ]
 
 
-def _stacked(jobs: Sequence[FitJob]) -> tuple[list[Tensor], dict[str, Tensor]]:
+def _stack_weights(jobs: Sequence[FitJob]) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Every client's numbers, as `_room` has them, and the same memory as one tensor of all clients for each weight."""
     first = jobs[0]
-    if first.laid is None:
+    if first.buffer is None:
         tensors = {name: torch.stack([job.weights[name].detach() for job in jobs]) for name in first.weights}
         rows = [tensors[name][at] for at in range(len(jobs)) for name in tensors]
         return rows, {name: tensor.requires_grad_() for name, tensor in tensors.items()}
-    whole = torch.stack([job.laid[0] for job in jobs if job.laid is not None])
+    whole = torch.stack([job.buffer[0] for job in jobs if job.buffer is not None])
     found = {}
-    for name, (shape, strides, start) in first.laid[1].views.items():
+    for name, (shape, strides, start) in first.buffer[1].views.items():
         found[name] = whole.as_strided((len(jobs), *shape), (whole.stride(0), *strides), start).requires_grad_()
     return list(whole.unbind()), found
 
 
-def _room(job: FitJob) -> list[Tensor]:
+def _buffers(job: FitJob) -> list[Tensor]:
     """Where a client's numbers lie."""
-    return list(job.weights.values()) if job.laid is None else [job.laid[0]]
+    return list(job.weights.values()) if job.buffer is None else [job.buffer[0]]
 
 
 def _losses(net: nn.Module, stacked: Mapping[str, Tensor], loss: Any, batch: Batch) -> Tensor:
@@ -106,7 +113,7 @@ def _losses(net: nn.Module, stacked: Mapping[str, Tensor], loss: Any, batch: Bat
     with _Wide():
         scores: Tensor = functional_call(net, dict(stacked), (batch[loss.inputs],))
     if isinstance(loss, MaskedCrossEntropy):
-        scores = masked(scores, loss.owned[:, None])
+        scores = mask_logits(scores, loss.owned[:, None])
     labels = batch[loss.labels]
     each = functional.cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="none")
     return each.view(labels.shape).mean(1)
@@ -130,17 +137,17 @@ class _Wide(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _plain(value: Any) -> dict[str, Any]:
+def _plain_fields(value: Any) -> dict[str, Any]:
     """What a value says in anything but tensors."""
     return {name: item for name, item in vars(value).items() if not isinstance(item, Tensor | Mapping)}
 
 
-def _with(value: Any, told: Mapping[str, Any]) -> Any:
+def _replace_tensors(value: Any, told: Mapping[str, Any]) -> Any:
     """A loss or an edit with other tensors."""
     return replace(value, **told)
 
 
-def _gathered(values: Sequence[Any]) -> dict[str, Any]:
+def _stack_tensors(values: Sequence[Any]) -> dict[str, Any]:
     """The tensors of values that are alike, stacked, by the name of their field."""
     found: dict[str, Any] = {}
     for field in fields(values[0]):
@@ -166,8 +173,25 @@ def _batch(jobs: Sequence[FitJob], step: Sequence[Tensor]) -> Batch:
     return {name: column.view(len(jobs), -1, *column.shape[1:]) for name, column in flat.items()}
 
 
-def _clipped(grads: list[Tensor], most: float) -> list[Tensor]:
+def _clip_each(grads: list[Tensor], most: float) -> list[Tensor]:
     """Each client's gradients scaled so that their common norm is at most this."""
     norms = torch.stack([torch.linalg.vector_norm(grad.flatten(1), dim=1) for grad in grads])
     scale = torch.clamp(most / (torch.linalg.vector_norm(norms, dim=0) + 1e-6), max=1.0)
     return [grad * scale.view(-1, *[1] * (grad.dim() - 1)) for grad in grads]
+
+
+def run_stacked(jobs: Sequence[FitJob]) -> list[Fit | Exception]:
+    """Runs fits of networks that are alike in one go, every other one by itself; faults stand in place of results."""
+    alike: dict[object, list[int]] = {}
+    for at, job in enumerate(jobs):
+        key = stacking_key(job)
+        alike.setdefault(("alone", at) if key is None else key, []).append(at)
+    found: dict[int, Fit | Exception] = {}
+    for members in alike.values():
+        chosen = [jobs[at] for at in members]
+        try:
+            fits = fit_stacked(chosen) if len(chosen) > 1 else [run_fit(chosen[0])]
+            found |= zip(members, fits, strict=True)
+        except Exception as fault:
+            found |= dict.fromkeys(members, fault)
+    return [found[at] for at in range(len(jobs))]

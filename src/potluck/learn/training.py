@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import nn
 
 from potluck.core import (
+    ClientWork,
     Device,
     Edit,
     Examples,
-    Expected,
     Fit,
+    FitRequest,
     Local,
     Loss,
     Model,
     Plain,
     Reply,
-    Shapes,
+    Round,
     Skip,
     Task,
     Zoo,
@@ -29,77 +30,77 @@ from potluck.core import (
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """The client's half that most methods share: ``train`` and ``score``."""
+    """The client's half that most methods share (``train`` and ``score``), and a server's half that does nothing."""
 
     local: Local = Local()
 
     @on_client
-    def train(self, task: Task, device: Device) -> Reply:
+    def train(self, task: Task, device: Device) -> ClientWork:
         """Start from what was sent, fit to the client's data, report."""
-        lesson = self.lesson(task, device)
-        return self.report(task, device, lesson[0], device.fit(*lesson))
+        fit = yield self.request(task, device)
+        return self.report(task, device, fit)
 
-    def lesson(self, task: Task, device: Device) -> tuple[nn.Module, Examples, Local, Loss, Sequence[Edit]]:
+    def request(self, task: Task, device: Device) -> FitRequest:
         """What to fit, to which examples, and how."""
         if not len(device.data):
             raise Skip("no samples")
-        net = device.build(self.start(task, device))
-        return net, device.data, self.local, self.loss(task, device), self.edits(task, device)
+        start = self.start(task, device)
+        return FitRequest(start, device.data, self.local, self.loss(task, device), self.edits(task, device))
 
     def start(self, task: Task, device: Device) -> Model:
         """The model to train: as sent."""
         return task.models["model"]
 
     def loss(self, task: Task, device: Device) -> Loss:
-        """What to descend: the problem's own loss."""
+        """What to minimise: the problem's own loss."""
         return device.problem.loss
 
     def edits(self, task: Task, device: Device) -> Sequence[Edit]:
         """Corrections to the gradient: none."""
         return ()
 
-    def report(self, task: Task, device: Device, net: nn.Module, fit: Fit) -> Reply:
-        """What to send back: the trained model, weighed by its samples."""
-        model = Model(task.models["model"].spec, device.rest(net))
-        return Reply(models={"model": model}, weight=float(len(device.data)), metrics=told(fit))
+    def report(self, task: Task, device: Device, fit: Fit) -> Reply:
+        """What to send back: the trained model, weighted by its samples."""
+        model = Model(task.models["model"].spec, device.snapshot(fit.net))
+        return Reply(models={"model": model}, weight=float(len(device.data)), metrics=fit_metrics(fit))
 
     @on_client
     def score(self, task: Task, device: Device) -> Reply:
         """Tallies of the model that was sent, or of the client's own, on its validation and test splits.
 
-        With ``masked`` in the task's config, classes that the client does not own are out of the running; with
-        ``rows``, only rows from the first to before the second number are scored; with ``common``, the device has the
-        server's splits in place of its own.
+        With ``masked`` in the task's config, classes that the client does not own cannot be predicted; with ``rows``,
+        only rows from the first to before the second number are scored; with ``common``, the device has the server's
+        splits in place of its own.
         """
         model = task.models.get("model") or self.own(device)
         net = device.build(model)
         owned = device.labels if task.config.get("masked") else None
-        splits = {"validation": _among(device.validation, task), "test": _among(device.test, task)}
+        splits = {"validation": _pick_rows(device.validation, task), "test": _pick_rows(device.test, task)}
         return Reply(metrics={name: device.problem.tally(net, split, owned) for name, split in splits.items()})
 
     def own(self, device: Device) -> Model:
         """The model that lives on this device, where a method keeps one there."""
         raise Skip("no model of its own")
 
-    def expects(self, task: Task, zoo: Zoo) -> Expected:
-        """A reply to ``train`` holds the models as they were sent; any other verb's reply only plain values."""
-        if task.verb != "train":
-            return Expected()
-        return Expected({key: _shapes(model, zoo) for key, model in task.models.items()})
+    def ready(self, state: Any, now: Round) -> Any:
+        """The state to score: as it is."""
+        return state
+
+    def complete(
+        self, served: Model | None, memory: Mapping[str, Any], labels: Sequence[int], zoo: Zoo
+    ) -> Model | None:
+        """The model that a client uses: as the server serves it, or the one in its memory."""
+        if served is not None:
+            return served
+        kept = memory.get("model")
+        return kept if isinstance(kept, Model) else None
+
+    def check(self, zoo: Zoo) -> None:
+        """Refuses, before round 0, a federation that this method cannot train: none."""
 
 
-def _shapes(model: Model, zoo: Zoo) -> Shapes:
-    """What a model holds as it was sent."""
-    return zoo.shapes(model.spec) if model.arrays is None else model.shapes
-
-
-def is_usual(method: object, verb: str) -> bool:
-    """Whether what a client does under this verb is `LocalTraining.train`, as it stands above."""
-    return verb == "train" and getattr(type(method), "train", None) is LocalTraining.train
-
-
-def _among(examples: Examples, task: Task) -> Examples:
-    """The rows that a task speaks of."""
+def _pick_rows(examples: Examples, task: Task) -> Examples:
+    """The rows that a task names; all, where it names none."""
     rows = task.config.get("rows")
     if not isinstance(rows, list | tuple):
         return examples
@@ -110,6 +111,6 @@ def _among(examples: Examples, task: Task) -> Examples:
     return examples.pick(torch.arange(start, end, device=where))
 
 
-def told(fit: Fit) -> Mapping[str, Plain]:
+def fit_metrics(fit: Fit) -> Mapping[str, Plain]:
     """What the ledger learns of local training."""
     return {"loss": fit.loss, "steps": fit.steps}

@@ -1,4 +1,4 @@
-"""What losses and edits are made of: tensors, numbers, other such values, and networks that they ask, never teach."""
+"""What losses and edits are made of: tensors, numbers, other such values, and frozen networks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from potluck.parts import Part
 
 @dataclass(frozen=True, eq=False)
 class Frozen:
-    """A live network that only answers: as in evaluation, without gradients."""
+    """A live network that is not trained: evaluation mode, no gradients."""
 
     net: nn.Module
 
@@ -28,7 +28,7 @@ class Frozen:
         return answer
 
 
-def kept(*values: Any) -> tuple[list[Tensor], list[nn.Module]]:
+def held_tensors(*values: Any) -> tuple[list[Tensor], list[nn.Module]]:
     """The tensors and the frozen networks that losses and edits hold while they train, each once."""
     tensors: dict[int, Tensor] = {}
     nets: dict[int, nn.Module] = {}
@@ -43,7 +43,7 @@ def kept(*values: Any) -> tuple[list[Tensor], list[nn.Module]]:
             waiting.extend(value)
         elif isinstance(value, Mapping):
             waiting.extend(value.values())
-        elif _made_of_fields(value):
+        elif _has_fields(value):
             waiting.extend(vars(value).values())
     return list(tensors.values()), list(nets.values())
 
@@ -65,7 +65,7 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return Model(value.spec, map_tensors(value.arrays, change))
     if isinstance(value, Mapping):
         return {name: map_tensors(item, change) for name, item in value.items()}
-    if _made_of_fields(value):
+    if _has_fields(value):
         return replace(
             value, **{field.name: map_tensors(getattr(value, field.name), change) for field in fields(value)}
         )
@@ -73,22 +73,22 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def tensor_leaves(value: Any) -> list[Tensor]:
-    """The tensors of a value, in an order that is the same for all values of one form."""
+    """The tensors of a value, in an order that is the same for all values of one structure."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, tuple | list):
         return [tensor for item in value for tensor in tensor_leaves(item)]
     if isinstance(value, Mapping):
         return [tensor for name in sorted(value) for tensor in tensor_leaves(value[name])]
-    if _made_of_fields(value):
+    if _has_fields(value):
         return [tensor for field in fields(value) for tensor in tensor_leaves(getattr(value, field.name))]
     return []
 
 
 def structure_key(value: Any) -> Hashable:
-    """All of a value but its tensors' numbers: values of one form do the same operations, on other numbers.
+    """All of a value but its tensors' numbers: values with equal keys do the same operations, on other numbers.
 
-    A `TypeError` says what is in the way where a value may hold numbers that cannot be seen from here.
+    A `TypeError` names a value that may hold numbers which cannot be seen from here.
     """
     if isinstance(value, Tensor):
         return (tuple(value.shape), value.dtype)
@@ -98,12 +98,12 @@ def structure_key(value: Any) -> Hashable:
         return tuple((name, structure_key(value[name])) for name in sorted(value))
     if isinstance(value, nn.Module | Part):
         return id(value)
-    if _made_of_fields(value):
+    if _has_fields(value):
         return (type(value), *(structure_key(getattr(value, field.name)) for field in fields(value)))
     if value is None or isinstance(value, bool | int | float | str | Spec):
         return cast("Hashable", value)
     raise TypeError(f"a {type(value).__name__} is no value that can be looked into")
 
 
-def _made_of_fields(value: Any) -> bool:
+def _has_fields(value: Any) -> bool:
     return is_dataclass(value) and not isinstance(value, type | Part | Spec)

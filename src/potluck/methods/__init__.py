@@ -5,12 +5,12 @@ from typing import Any
 
 from potluck.methods.bounds import AllLarge, AllSmall, ExclusiveFL
 from potluck.methods.dsfl import DSFL
-from potluck.methods.fedavg import FedAvg
+from potluck.methods.fedavg import AveragedState, Averaging, FedAvg
 from potluck.methods.feddf import FedDF
 from potluck.methods.feddropout import FedDropout
 from potluck.methods.fedet import FedET
 from potluck.methods.fedgems import FedGEMS
-from potluck.methods.fedin import FedIN, Lending
+from potluck.methods.fedin import FedIN
 from potluck.methods.fedmask import FedMask
 from potluck.methods.fedmd import FedMD
 from potluck.methods.fednova import FedNova
@@ -19,16 +19,14 @@ from potluck.methods.fedprox import FedProx
 from potluck.methods.fedrolex import FedRolex
 from potluck.methods.fedskel import FedSkel
 from potluck.methods.fjord import FjORD
-from potluck.methods.frames.averaging import Averaged, Averaging
-from potluck.methods.frames.exchange import Exchange
 from potluck.methods.hermes import Hermes
 from potluck.methods.heterofl import HeteroFL
-from potluck.methods.inclusivefl import Inclusive, InclusiveFL
-from potluck.methods.local import Local
-from potluck.methods.lotteryfl import LotteryFL, Raffle
+from potluck.methods.inclusivefl import InclusiveFL
+from potluck.methods.local import LocalOnly
+from potluck.methods.lotteryfl import LotteryFL
 from potluck.methods.moon import MOON
 from potluck.methods.moss import Moss
-from potluck.methods.scaffold import SCAFFOLD, Controlled
+from potluck.methods.scaffold import SCAFFOLD
 from potluck.methods.tailorfl import TailorFL
 
 METHODS: Mapping[str, type[Any]] = {
@@ -45,7 +43,7 @@ METHODS: Mapping[str, type[Any]] = {
     "alllarge": AllLarge,
     "allsmall": AllSmall,
     "exclusivefl": ExclusiveFL,
-    "local": Local,
+    "local": LocalOnly,
     "heterofl": HeteroFL,
     "feddropout": FedDropout,
     "fedrolex": FedRolex,
@@ -66,8 +64,8 @@ METHODS: Mapping[str, type[Any]] = {
 }
 
 __all__ = [
-    "DSFL", "METHODS", "MOON", "SCAFFOLD", "AllLarge", "AllSmall", "Averaged", "Averaging", "Controlled", "Exchange",
-    "ExclusiveFL", "FedAdagrad", "FedAdam", "FedAdamW", "FedAvg", "FedAvgM", "FedDF", "FedDropout", "FedET", "FedGEMS",
-    "FedIN", "FedMD", "FedMask", "FedNova", "FedProx", "FedRolex", "FedSkel", "FedYogi", "FjORD", "Hermes", "HeteroFL",
-    "Inclusive", "InclusiveFL", "Lending", "Local", "LotteryFL", "Moss", "Raffle", "TailorFL",
+    "DSFL", "METHODS", "MOON", "SCAFFOLD", "AllLarge", "AllSmall", "AveragedState", "Averaging", "ExclusiveFL",
+    "FedAdagrad", "FedAdam", "FedAdamW", "FedAvg", "FedAvgM", "FedDF", "FedDropout", "FedET", "FedGEMS", "FedIN",
+    "FedMD", "FedMask", "FedNova", "FedProx", "FedRolex", "FedSkel", "FedYogi", "FjORD", "Hermes", "HeteroFL",
+    "InclusiveFL", "LocalOnly", "LotteryFL", "Moss", "TailorFL",
 ]  # fmt: skip

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from potluck.core import SERVER, Client, Facts, Model, Round, Spec, Zoo
-from potluck.methods.frames.averaging import Averaged
-from potluck.methods.frames.private import PrivateHead
+from potluck.methods.bases.private_head import PrivateHead
+from potluck.methods.fedavg import AveragedState
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,6 @@ class ExclusiveFL(PrivateHead):
 
         return now.recruit(strong) if self.sampling == "eligible" else [c for c in now.cohort if strong(c)]
 
-    def serve(self, state: Averaged, client: Client, zoo: Zoo) -> Model | None:
+    def serve(self, state: AveragedState, client: Client, zoo: Zoo) -> Model | None:
         strong = client.id == SERVER or client.tier.spec == self.target(zoo)
         return super().serve(state, client, zoo) if strong else None

@@ -17,14 +17,15 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from potluck.core import Device, Examples, Model, Reply, Round, Task, on_client
-from potluck.learn import SoftCrossEntropy, sharpened, told, with_columns
-from potluck.methods.frames.exchange import ServerTaught, refuse_below, spoken_of
+from potluck.core import Batch, ClientWork, Device, FitRequest, Model, Reply, Round, Task, on_client
+from potluck.learn import fit_metrics, with_columns
+from potluck.methods.bases.public_logits import PublicLogitsWithServer, refuse_below, task_rows
 
 
 @dataclass(frozen=True)
-class DSFL(ServerTaught):
+class DSFL(PublicLogitsWithServer):
     """Learn from sharpened mean answers."""
 
     called: ClassVar[str] = "DS-FL"
@@ -42,37 +43,54 @@ class DSFL(ServerTaught):
             raise ValueError(f"method.temperature = {self.temperature} must be above 0")
 
     def round(self, state: Any, now: Round) -> Any:
-        about = self.about(now)
-        answers = self.heard("train", now, about)
+        rows = self.draw_rows(now)
+        answers = self.collect_logits("train", now, rows)
         if not answers:
             return state
-        lesson = {**about, "answers": self.combined(torch.stack(list(answers.values())))}
-        self.tell("distil", now, answers, lesson)
-        reply = self.ask_server(state.model, now, lesson)
+        lesson = {**rows, "answers": self.combine(torch.stack(list(answers.values())))}
+        self.send_to(answers, "distil", now, lesson)
+        reply = self.train_server(state.model, now, lesson)
         return state if reply is None else replace(state, model=reply.models["model"])
 
-    def combined(self, answers: Tensor) -> Tensor:
+    def combine(self, answers: Tensor) -> Tensor:
         """What is learned, of the clients' probabilities [clients, rows, classes]."""
         mean = answers.mean(0)
-        return sharpened(mean, self.temperature) if self.aggregate == "era" else mean
+        return reduce_entropy(mean, self.temperature) if self.aggregate == "era" else mean
 
-    def says(self, net: nn.Module, task: Task, device: Device) -> Tensor:
-        return super().says(net, task, device).softmax(-1)
+    def upload(self, net: nn.Module, task: Task, device: Device) -> Tensor:
+        """A client uploads probabilities."""
+        return super().upload(net, task, device).softmax(-1)
 
     @on_client
-    def distil(self, task: Task, device: Device) -> Reply:
+    def distil(self, task: Task, device: Device) -> ClientWork:
         """A client learns the answers."""
-        return self.kept(task, device, *self.study(task, device, _lesson(task, device), self.distils, _LOSS))
+        fit = yield self.answers_request(task, device)
+        return self.keep(task, device, fit)
 
     @on_client
-    def learn(self, task: Task, device: Device) -> Reply:
+    def learn(self, task: Task, device: Device) -> ClientWork:
         """The server's model learns the answers."""
-        net, fit = self.study(task, device, _lesson(task, device), self.distils, _LOSS)
-        return Reply({"model": Model(task.models["model"].spec, device.rest(net))}, metrics=told(fit))
+        fit = yield self.answers_request(task, device)
+        model = Model(task.models["model"].spec, device.snapshot(fit.net))
+        return Reply({"model": model}, metrics=fit_metrics(fit))
+
+    def answers_request(self, task: Task, device: Device) -> FitRequest:
+        """A fit of the device's model to the round's answers."""
+        examples = with_columns(task_rows(task, device), answers=task.arrays["answers"])
+        return self.distil_request(task, device, examples, self.distils, SoftCrossEntropy())
 
 
-_LOSS = SoftCrossEntropy()
+def reduce_entropy(probabilities: Tensor, temperature: float) -> Tensor:
+    """ERA: a softmax of probabilities, not of logits, over a temperature."""
+    return (probabilities / temperature).softmax(-1)
 
 
-def _lesson(task: Task, device: Device) -> Examples:
-    return with_columns(spoken_of(task, device), answers=task.arrays["answers"])
+@dataclass(frozen=True)
+class SoftCrossEntropy:
+    """Cross-entropy with probabilities in place of labels."""
+
+    inputs: str = "x"
+    target: str = "answers"
+
+    def __call__(self, net: nn.Module, batch: Batch) -> Tensor:
+        return functional.cross_entropy(net(batch[self.inputs]), batch[self.target])

@@ -3,66 +3,74 @@
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017,
 https://arxiv.org/abs/1602.05629.
 
-Beyond the paper: `share` lets devices with unequal networks take part. Under ``layerwise`` each tensor is averaged over
-the clients whose network has one of that name and shape, as the FedIN paper runs its baselines; under ``per_arch`` only
-equal networks meet. Batch-norm statistics are averaged like weights.
+Batch-norm statistics are averaged like weights. What is beyond the paper stands beside this file, in ``bases``: unequal
+networks (`share`), label masks, static batch norm, private heads, and server rules other than to take the mean.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 
-from potluck.core import Client, Facts, Model, Spec, Zoo
-from potluck.methods.frames.averaging import Averaged, Averaging
-from potluck.parts import WHOLE, Part, Place
+from potluck.core import EMPTY, Arrays, Model, Reply, Round, Weight, Zoo
+from potluck.methods.bases.label_mask import LabelMask
+from potluck.methods.bases.static_norm import StaticBatchNorm
+from potluck.methods.bases.unequal_networks import UnequalNetworks
+from potluck.parts import OverlapMean, Part, Replace, Rule, Slots
 
 
 @dataclass(frozen=True)
-class FedAvg(Averaging):
+class AveragedState:
+    """The server's state: one model, and what the server rule remembers."""
+
+    model: Model
+    slots: Slots = EMPTY
+    statistics: Mapping[str, Arrays] = EMPTY
+    """Batch-norm statistics by the network's key: only while a static network is scored."""
+
+
+@dataclass(frozen=True)
+class Averaging(StaticBatchNorm, LabelMask):
+    """FedAvg's round, which every method that averages weights inherits.
+
+    Clients train the server's network, or parts of it; the server averages whatever overlaps.
+    """
+
+    server: Rule = Replace()
+    """How the mean moves the server's model."""
+
+    def init(self, zoo: Zoo, rng: torch.Generator) -> Any:
+        return AveragedState(self.initial_model(zoo, rng))
+
+    def round(self, state: Any, now: Round) -> Any:
+        mean = OverlapMean(state.model.arrays)
+        self.train_cohort(mean, state, now)
+        return self.server_step(state, mean, now)
+
+    def train_cohort(
+        self, mean: OverlapMean, state: Any, now: Round, weigh: Callable[[Reply], Weight] | None = None
+    ) -> tuple[Sequence[Reply], dict[str, Part]]:
+        """Sends everyone their part and adds what comes back to the mean; the replies, and who had which part."""
+        assigned = {client.id: self.assign(client, now) for client in self.pick(now)}
+        where = next((tensor.device for tensor in mean.start.values()), torch.device("cpu"))
+        parts = {id: part.on(where) for id, (_, part) in assigned.items()}
+        whole = {spec: Model(spec, mean.start) for spec, part in assigned.values() if part.entire}  # one for everybody
+        tasks = (
+            self.train_task(id, whole.get(spec) or Model(spec, parts[id].take(mean.start)), parts[id], state, now)
+            for id, (spec, _) in assigned.items()
+        )
+        return now.fold(tasks, mean, parts, weigh or partial(self.weigh, zoo=now.zoo)), parts
+
+    def server_step(self, state: Any, mean: OverlapMean, now: Round) -> Any:
+        """The state after the server's step towards a mean."""
+        arrays, slots = self.server(mean.start, mean, state.slots, self.buffers(now.zoo))
+        return replace(state, model=Model(state.model.spec, arrays), slots=slots)
+
+
+@dataclass(frozen=True)
+class FedAvg(UnequalNetworks, Averaging):
     """Average the clients' models."""
-
-    share: Literal["whole", "layerwise", "per_arch"] = "whole"
-    """Who trains what: all the full network; each tier its own, meeting by tensor; or only with its equals."""
-
-    @property
-    def facts(self) -> Facts:
-        return Facts(networks="one" if self.share == "whole" else "any")
-
-    def init(self, zoo: Zoo, rng: torch.Generator) -> Averaged:
-        born: Averaged = super().init(zoo, rng)
-        if self.share == "whole":
-            return born
-        full = born.model.arrays or {}
-        pool = dict(full)
-        for tier in zoo.tiers:
-            own = zoo.fresh(tier.spec, rng).arrays or {}
-            for name, place in holding(self.share, tier.spec, zoo).places.items():
-                alike = name in full and full[name].shape == own[name].shape
-                pool.setdefault(place.name, full[name] if alike else own[name])
-        return Averaged(Model(born.model.spec, pool))
-
-    def submodel_for(self, client: Client, zoo: Zoo) -> tuple[Spec, Part]:
-        if self.share == "whole":
-            return self.target(zoo), WHOLE
-        return client.tier.spec, holding(self.share, client.tier.spec, zoo)
-
-    def buffers(self, zoo: Zoo) -> frozenset[str]:
-        if self.share == "whole":
-            return super().buffers(zoo)
-        places = {tier.spec: holding(self.share, tier.spec, zoo) for tier in zoo.tiers}
-        return frozenset(part.place(name).name for spec, part in places.items() for name in zoo.buffers(spec))
-
-
-@lru_cache(maxsize=256)
-def holding(share: str, spec: Spec, zoo: Zoo) -> Part:
-    """Where an unequal network's tensors live on the server: under their name, or apart where that is taken."""
-    shapes, full = zoo.shapes(spec), zoo.shapes(zoo.full)
-    if share == "per_arch" and spec != zoo.full:
-        return Part({name: Place(f"{name} of {spec.key}") for name in shapes})
-    return Part(
-        {name: Place(name if full.get(name) == shape else f"{name} {list(shape[0])}") for name, shape in shapes.items()}
-    )

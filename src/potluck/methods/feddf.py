@@ -16,16 +16,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from potluck.core import SERVER, Loss, Model, Round, Task
-from potluck.learn import DistillationSettings, Follow, mean_scores
-from potluck.methods.frames.ensemble import Ensemble
+from potluck.core import Arrays, Batch, Loss, Model, Round
+from potluck.learn import DistillationSettings, kl_divergence, mean_logits
+from potluck.methods.bases.ensemble import EnsembleDistillation
 from potluck.parts import OverlapMean
 
 
 @dataclass(frozen=True)
-class Distillation(DistillationSettings):
+class FedDFDistillation(DistillationSettings):
     """How students are taught: Adam, five epochs a round."""
 
     optimiser: Literal["sgd", "adam"] = "adam"
@@ -35,29 +35,39 @@ class Distillation(DistillationSettings):
 
 
 @dataclass(frozen=True)
-class FedDF(Ensemble):
+class FedDF(EnsembleDistillation):
     """FedAvg within architectures, and an ensemble of all as everyone's teacher."""
 
-    teach: Distillation = Distillation()
+    teach: FedDFDistillation = FedDFDistillation()
 
     def round(self, state: Any, now: Round) -> Any:
-        averaged, teachers = self.gathered(state, now)
-        scores = self.consulted(teachers, now)
-        if not len(scores):
+        averaged, teachers = self.train_and_keep(state, now)
+        logits = self.ask_teachers(teachers, now)
+        if not len(logits):
             return averaged
-        return self.lectured(averaged, {"scores": mean_scores(scores)}, now)
+        return self.distil(averaged, {"scores": mean_logits(logits)}, now)
 
-    def lectured(self, state: Any, lesson: dict[str, Tensor], now: Round) -> Any:
-        """The state after each architecture's model has learned this lesson."""
-        whole, students = state.model.arrays or {}, self.students(now.zoo)
+    def distil(self, state: Any, targets: Arrays, now: Round) -> Any:
+        """The state after each architecture's model has learned these targets."""
+        whole, students = state.model.arrays, self.students(now.zoo)
         tasks = (
-            Task("learn", SERVER, spec.key, 0, {"model": Model(spec, part.take(whole))}, lesson, self.asking(now))
-            for spec, part in students.items()
+            self.distil_task(Model(spec, part.take(whole)), targets, now, spec.key) for spec, part in students.items()
         )
         mean = OverlapMean(whole)
         for reply in now.send(tasks):
-            mean.add(reply.models["model"].arrays or {}, students[reply.models["model"].spec])
+            mean.add(reply.models["model"].arrays, students[reply.models["model"].spec])
         return replace(state, model=Model(state.model.spec, mean.value()))
 
-    def lesson_loss(self) -> Loss:
-        return Follow()
+    def distillation_loss(self) -> Loss:
+        return KLFromTeachers()
+
+
+@dataclass(frozen=True)
+class KLFromTeachers:
+    """KL divergence from the teachers' mean logits; labels are not looked at."""
+
+    inputs: str = "x"
+    target: str = "scores"
+
+    def __call__(self, net: nn.Module, batch: Batch) -> Tensor:
+        return kl_divergence(batch[self.target], net(batch[self.inputs])).mean()

@@ -16,12 +16,12 @@ from typing import ClassVar, Literal
 import torch
 
 from potluck.core import Axis, Client, Facts, Round, Spec
-from potluck.methods.frames.width import Width
+from potluck.methods.bases.width import WidthTiers
 from potluck.parts import Choose, Part, index, place
 
 
 @dataclass(frozen=True)
-class FedDropout(Width):
+class FedDropout(WidthTiers):
     """Narrow clients train random units of every layer."""
 
     called: ClassVar[str] = "Federated Dropout"
@@ -54,4 +54,4 @@ class FedDropout(Width):
             if isinstance(rows, Axis) and (rest or rows.group not in latest):
                 latest[rows.group] = self.draw(rows, spec, client, now, name)
             places[name] = place(name, (index(rows, lambda axis: latest[axis.group]), *columns))
-        return self.voiced(spec, client, zoo), Part(places)
+        return self.with_scaler(spec, client, zoo), Part(places)

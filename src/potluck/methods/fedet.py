@@ -19,16 +19,18 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
-from potluck.core import SERVER, Arrays, Client, Facts, Loss, Model, Round, Spec, Task, Zoo
-from potluck.learn import DistillationSettings, Doubt, agreed, dissenting
-from potluck.methods.frames.averaging import Averaged
-from potluck.methods.frames.ensemble import Ensemble
+from potluck.core import SERVER, Arrays, Batch, Client, Facts, Loss, Model, Newborn, Round, Spec, Zoo
+from potluck.learn import DistillationSettings, kl_divergence
+from potluck.methods.bases.ensemble import EnsembleDistillation
+from potluck.methods.fedavg import AveragedState
 from potluck.parts import WHOLE, OverlapMean
 
 
 @dataclass(frozen=True)
-class Transfer(DistillationSettings):
+class FedETDistillation(DistillationSettings):
     """How the large model is taught: 128 steps a round, with momentum."""
 
     lr: float = 5e-3
@@ -38,18 +40,18 @@ class Transfer(DistillationSettings):
 
 
 @dataclass(frozen=True)
-class Transferred(Averaged):
+class FedETState(AveragedState):
     """What the server keeps: an average for each architecture, and a large model of its own."""
 
-    large: Model = Model(Spec("none"))
+    large: Model = Newborn(Spec("none"))
 
 
 @dataclass(frozen=True)
-class FedET(Ensemble):
+class FedET(EnsembleDistillation):
     """A weighted consensus of small models, with room for doubt, taught to a large one."""
 
     called: ClassVar[str] = "Fed-ET"
-    teach: Transfer = Transfer()
+    teach: FedETDistillation = FedETDistillation()
     doubt: float = 0.05  # lambda in the paper
     """How much those count that disagree with the consensus."""
 
@@ -57,23 +59,22 @@ class FedET(Ensemble):
     def facts(self) -> Facts:
         return replace(super().facts, larger=True)
 
-    def init(self, zoo: Zoo, rng: torch.Generator) -> Transferred:
-        born = super().init(zoo, rng).model
-        full = {name: (born.arrays or {})[name] for name in zoo.shapes(zoo.full)}
-        return Transferred(born, large=Model(zoo.full, full))
+    def init(self, zoo: Zoo, rng: torch.Generator) -> FedETState:
+        model = self.initial_model(zoo, rng)
+        return FedETState(model, large=Model(zoo.full, {name: model.arrays[name] for name in zoo.shapes(zoo.full)}))
 
     def round(self, state: Any, now: Round) -> Any:
-        averaged, teachers = self.gathered(state, now)
-        scores = self.consulted(teachers, now)
-        if not len(scores):
+        averaged, teachers = self.train_and_keep(state, now)
+        logits = self.ask_teachers(teachers, now)
+        if not len(logits):
             return averaged
-        doubts, doubted = dissenting(scores)
-        lesson = {"agreed": agreed(scores).argmax(-1), "doubts": doubts, "doubted": doubted}
-        pool, head = averaged.model.arrays or {}, self.head(averaged, teachers.values(), now.zoo)
-        start = Model(now.zoo.full, {**(state.large.arrays or {}), **head})
-        (*replies,) = now.send([Task("learn", SERVER, "large", 0, {"model": start}, lesson, self.asking(now))])
+        dissent, disputed = dissenting_logits(logits)
+        targets = {"agreed": consensus(logits).argmax(-1), "doubts": dissent, "doubted": disputed}
+        pool, head = averaged.model.arrays, self.head(averaged, teachers.values(), now.zoo)
+        start = Model(now.zoo.full, {**state.large.arrays, **head})
+        (*replies,) = now.send([self.distil_task(start, targets, now, "large")])
         large = replies[0].models["model"] if replies else start
-        learned = {name: (large.arrays or {})[name] for name in head}
+        learned = {name: large.arrays[name] for name in head}
         back = {there: learned[name] for places in self.heads(now.zoo).values() for name, there in places.items()}
         return replace(averaged, model=Model(averaged.model.spec, {**pool, **(back if head else {})}), large=large)
 
@@ -86,19 +87,61 @@ class FedET(Ensemble):
             if all(zoo.shapes(spec).get(name) == shape for name, shape in wanted.items())
         }
 
-    def head(self, averaged: Averaged, came: Iterable[Model], zoo: Zoo) -> Arrays:
+    def head(self, averaged: AveragedState, came: Iterable[Model], zoo: Zoo) -> Arrays:
         """The mean of the averages' heads, each by how many clients it is of; nothing where none is like another."""
-        counts, pool = Counter(model.spec for model in came), averaged.model.arrays or {}
+        counts, pool = Counter(model.spec for model in came), averaged.model.arrays
         present = {spec: places for spec, places in self.heads(zoo).items() if counts[spec]}
         mean = OverlapMean({name: pool[there] for places in present.values() for name, there in places.items()})
         for spec, places in present.items():
             mean.add({name: pool[there] for name, there in places.items()}, WHOLE, float(counts[spec]))
         return mean.value()
 
-    def lesson_loss(self) -> Loss:
-        return Doubt(self.doubt)
+    def distillation_loss(self) -> Loss:
+        return ConsensusLoss(self.doubt)
 
     def serve(self, state: Any, client: Client, zoo: Zoo) -> Model | None:
         """The large model to the server, an architecture's average to a client."""
         large: Model = state.large
         return large if client.id == SERVER else super().serve(state, client, zoo)
+
+
+def confidence(logits: Tensor) -> Tensor:
+    """Each network's share in each row, [networks, rows]: by the variance of its logits over classes."""
+    return _shares(logits.var(-1))
+
+
+def consensus(logits: Tensor) -> Tensor:
+    """The networks' logits, each weighted by its confidence."""
+    return (confidence(logits)[..., None] * logits).sum(0)
+
+
+def dissenting_logits(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The logits of networks that would not choose what all agree on, by confidence; and where there are any.
+
+    Where there are none, zeros.
+    """
+    others = logits.argmax(-1) != consensus(logits).argmax(-1)
+    shares = _shares(torch.where(others, confidence(logits), 0.0)) * others
+    return (shares[..., None] * logits).sum(0), others.any(0)
+
+
+def _shares(weights: Tensor) -> Tensor:
+    """Weights that sum to one over networks; all alike where there are none."""
+    total = weights.sum(0)
+    return torch.where(total > 0, weights / torch.where(total > 0, total, 1.0), 1 / len(weights))
+
+
+@dataclass(frozen=True)
+class ConsensusLoss:
+    """Cross-entropy with what others agree on, and a little KL divergence from those who dissent, if any do."""
+
+    strength: float
+    inputs: str = "x"
+    labels: str = "agreed"
+    target: str = "doubts"
+    where: str = "doubted"
+
+    def __call__(self, net: nn.Module, batch: Batch) -> Tensor:
+        logits = net(batch[self.inputs])
+        doubts = torch.where(batch[self.where], kl_divergence(batch[self.target], logits), 0.0)
+        return functional.cross_entropy(logits, batch[self.labels]) + self.strength * doubts.mean()

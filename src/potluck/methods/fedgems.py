@@ -17,14 +17,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 from potluck.core import (
     EMPTY,
-    SERVER,
     Arrays,
+    Batch,
+    ClientWork,
     Device,
-    Expected,
     Facts,
+    FitRequest,
     Model,
     Plain,
     Reply,
@@ -32,14 +35,24 @@ from potluck.core import (
     Task,
     Zoo,
     on_client,
+    shapes_of,
 )
-from potluck.learn import Guided, relied, told, with_columns
-from potluck.methods.frames.averaging import classes
-from potluck.methods.frames.exchange import ServerTaught, Taught, refuse_below, scored_rows, spoken_of
+from potluck.learn import fit_metrics, kl_divergence, with_columns
+from potluck.methods.bases.public_logits import (
+    PublicLogitsWithServer,
+    ServerModelState,
+    logits_shapes,
+    refuse_below,
+    task_rows,
+)
+from potluck.methods.bases.submodels import classes
+
+LEAST = 1e-6
+"""The smallest entropy that is told from none."""
 
 
 @dataclass(frozen=True)
-class Remembering(Taught):
+class FedGEMSState(ServerModelState):
     """What the server keeps: its model, and its scores of rows that it once got right."""
 
     memory: Arrays = EMPTY
@@ -47,7 +60,7 @@ class Remembering(Taught):
 
 
 @dataclass(frozen=True)
-class FedGEMS(ServerTaught):
+class FedGEMS(PublicLogitsWithServer):
     """Selective fusion into a large server model, and back."""
 
     share: float = 0.75  # epsilon in the paper
@@ -74,51 +87,84 @@ class FedGEMS(ServerTaught):
             "kept": torch.zeros(zoo.public, classes(zoo.full)),
             "known": torch.zeros(zoo.public, dtype=torch.bool),
         }
-        return Remembering(zoo.fresh(zoo.full, rng), nothing)
+        return FedGEMSState(zoo.fresh(zoo.full, rng), nothing)
 
     def round(self, state: Any, now: Round) -> Any:
-        about = self.about(now)
-        answers = self.heard("train", now, about)
+        about = self.draw_rows(now)
+        answers = self.collect_logits("train", now, about)
         if not answers:
             return state
-        heard = torch.stack(list(answers.values()))
-        rows = about.get("rows", torch.arange(now.zoo.public)).to(heard.device)
+        logits = torch.stack(list(answers.values()))
+        rows = about.get("rows", torch.arange(now.zoo.public)).to(logits.device)
         memory = {name: tensor[rows] for name, tensor in state.memory.items()}
-        reply = self.ask_server(state.model, now, {**about, **memory, "heard": heard})
+        returns = {**logits_shapes(len(rows), now.zoo), **shapes_of(memory)}
+        reply = self.train_server(state.model, now, {**about, **memory, "heard": logits}, returns)
         if reply is None:
             return state
-        self.tell("follow", now, answers, {**about, "scores": reply.arrays["scores"]})
+        self.send_to(answers, "follow", now, {**about, "scores": reply.arrays["scores"]})
         kept = {name: state.memory[name].index_copy(0, rows, reply.arrays[name]) for name in memory}
         return replace(state, model=reply.models["model"], memory=kept)
 
     @on_client
-    def learn(self, task: Task, device: Device) -> Reply:
+    def learn(self, task: Task, device: Device) -> ClientWork:
         """The server's passes over the public rows."""
-        public, model = spoken_of(task, device), task.models["model"]
+        public, model = task_rows(task, device), task.models["model"]
         kept, known = task.arrays["kept"], task.arrays["known"]
         labels = public.column("y")
-        ensemble = relied(task.arrays["heard"], labels, self.exclude)
+        ensemble = ensemble_logits(task.arrays["heard"], labels, self.exclude)
         net, once = device.build(model), replace(self.local, epochs=1, steps=None)
-        scores, metrics = device.predict(net, public), dict[str, Plain]()
+        logits, metrics = device.predict(net, public), dict[str, Plain]()
         for _ in range(self.passes):
             teacher = torch.where(known[:, None], kept, ensemble) if self.select else ensemble
-            fit = device.fit(net, with_columns(public, scores=teacher), once, Guided(self.share, self.select))
-            scores, metrics = device.predict(net, public), dict(told(fit))
-            right = scores.argmax(-1) == labels
-            kept, known = torch.where(right[:, None], scores, kept), known | right
-        arrays = {"scores": scores, "kept": kept, "known": known}
-        return Reply({"model": Model(model.spec, device.rest(net))}, arrays, metrics=metrics)
+            loss = TeacherLoss(self.share, self.select)
+            fit = yield FitRequest(net, with_columns(public, scores=teacher), once, loss)
+            logits, metrics = device.predict(net, public), dict(fit_metrics(fit))
+            right = logits.argmax(-1) == labels
+            kept, known = torch.where(right[:, None], logits, kept), known | right
+        arrays = {"scores": logits, "kept": kept, "known": known}
+        return Reply({"model": Model(model.spec, device.snapshot(net))}, arrays, metrics=metrics)
 
     @on_client
-    def follow(self, task: Task, device: Device) -> Reply:
+    def follow(self, task: Task, device: Device) -> ClientWork:
         """A client learns the public rows, with the server as its teacher."""
-        examples = with_columns(spoken_of(task, device), scores=task.arrays["scores"])
-        return self.kept(task, device, *self.study(task, device, examples, self.lessons, Guided(self.share)))
+        examples = with_columns(task_rows(task, device), scores=task.arrays["scores"])
+        fit = yield self.distil_request(task, device, examples, self.lessons, TeacherLoss(self.share))
+        return self.keep(task, device, fit)
 
-    def expects(self, task: Task, zoo: Zoo) -> Expected:
-        found = super().expects(task, zoo)
-        if task.to != SERVER:
-            return found
-        known = task.arrays["known"]
-        scores = scored_rows(len(known), zoo)["scores"]
-        return replace(found, arrays={"scores": scores, "kept": scores, "known": (tuple(known.shape), known.dtype)})
+
+def client_weights(entropy: Tensor, right: Tensor, exclude: bool = False) -> Tensor:
+    """How much each network counts for each row, [networks, rows]: a softmax of one over its entropy.
+
+    A network that is wrong about a row has zero there before the softmax, which is still a weight above zero; with
+    `exclude` it has none, unless all are wrong.
+    """
+    reasons = torch.where(right, 1 / entropy.clamp(min=LEAST), 0.0)
+    if exclude:
+        reasons = torch.where(right | ~right.any(0), reasons, -torch.inf)
+    return reasons.softmax(0)
+
+
+def ensemble_logits(logits: Tensor, labels: Tensor, exclude: bool = False) -> Tensor:
+    """The clients' logits, each weighted by how certain and right the client is."""
+    entropy = torch.special.entr(logits.softmax(-1)).sum(-1)
+    return (client_weights(entropy, logits.argmax(-1) == labels, exclude)[..., None] * logits).sum(0)
+
+
+@dataclass(frozen=True)
+class TeacherLoss:
+    """A share of cross-entropy with the labels, the rest KL divergence from a teacher's logits."""
+
+    share: float
+    selective: bool = False
+    """Rows that the network already gets right have cross-entropy alone: the teacher is asked about the others."""
+    inputs: str = "x"
+    labels: str = "y"
+    target: str = "scores"
+
+    def __call__(self, net: nn.Module, batch: Batch) -> Tensor:
+        logits, labels = net(batch[self.inputs]), batch[self.labels]
+        own = functional.cross_entropy(logits, labels, reduction="none")
+        mixed = self.share * own + (1 - self.share) * kl_divergence(batch[self.target], logits)
+        if not self.selective:
+            return mixed.mean()
+        return torch.where(logits.argmax(-1) == labels, own, mixed).mean()

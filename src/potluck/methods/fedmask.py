@@ -16,19 +16,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from potluck.core import (
     Arrays,
+    Batch,
     Client,
+    ClientWork,
     Device,
     Expected,
     Fit,
     Loss,
     Model,
+    Newborn,
     Reply,
     Round,
     Spec,
@@ -36,19 +41,24 @@ from potluck.core import (
     Zoo,
     on_client,
 )
-from potluck.learn import told
-from potluck.methods.frames.averaging import Averaged
-from potluck.methods.frames.held import carried_by, chosen, holding
-from potluck.methods.frames.masks import Tailored, at_least, within
-from potluck.methods.frames.merits import prunable
-from potluck.methods.frames.through import Through
+from potluck.learn import fit_metrics
+from potluck.methods.bases.personal_models import (
+    SelectedUnits,
+    at_least,
+    choose_units,
+    spec_of_units,
+    unit_budget,
+    within,
+)
+from potluck.methods.bases.unit_importance import prunable_weights
+from potluck.methods.fedavg import AveragedState
 from potluck.parts import OverlapMean, Replace, part
 
 ALONE = 255
 
 
 @dataclass(frozen=True)
-class FedMask(Tailored):
+class FedMask(SelectedUnits):
     """Clients learn which of the frozen weights to use, and share bits."""
 
     weighting: Literal["uniform"] = "uniform"
@@ -65,32 +75,37 @@ class FedMask(Tailored):
         at_least(1, last=self.last)
 
     def budget(self, client: Client, zoo: Zoo) -> Mapping[str, int]:
-        return carried_by(client, zoo, self.keep)
+        return unit_budget(client, zoo, self.keep)
 
-    def round(self, state: Averaged, now: Round) -> Averaged:
-        zoo, whole = now.zoo, state.model.arrays or {}
-        held, names = self.fitted(whole, now), self.layers(zoo.full, zoo)
-        parts = {id: part(zoo.axes(zoo.full), chosen(units), names) for id, units in held.items()}
-        specs = {id: holding(units, zoo) for id, units in held.items()}
+    def round(self, state: AveragedState, now: Round) -> AveragedState:
+        zoo, whole = now.zoo, state.model.arrays
+        held, names = self.ask_selections(whole, now), self.layers(zoo.full, zoo)
+        parts = {id: part(zoo.axes(zoo.full), choose_units(units), names) for id, units in held.items()}
+        specs = {id: spec_of_units(units, zoo) for id, units in held.items()}
         mean = OverlapMean({name: torch.zeros_like(whole[name]) for name in names})
         back = []
-        for reply in now.send(Task("train", id, models={"model": Model(specs[id])}) for id in held):
+        for reply in now.send(self.bits_task(id, specs[id], zoo) for id in held):
             mean.add({name: bits.float() for name, bits in reply.arrays.items()}, parts[reply.task.to])
             back.append(reply.task.to)
-        agreed = averaged(mean)
+        agreed = mean_bits(mean)
         for _ in now.send(Task("merge", id, arrays=parts[id].take(agreed)) for id in back):
             pass
         return replace(state)
 
+    def bits_task(self, client: str, spec: Spec, zoo: Zoo) -> Task:
+        """A client is asked to train, and to reply with a bit for each weight of the last layers."""
+        bits = {name: (zoo.shapes(spec)[name][0], torch.bool) for name in self.layers(spec, zoo)}
+        return Task("train", client, models={"model": Newborn(spec)}, expects=Expected(arrays=bits))
+
     def layers(self, spec: Spec, zoo: Zoo) -> tuple[str, ...]:
         """The tensors whose weights are chosen from."""
-        return prunable(spec, zoo)[-self.last :]
+        return prunable_weights(spec, zoo)[-self.last :]
 
     @on_client
-    def tailor(self, task: Task, device: Device) -> Reply:
-        reply, sent = super().tailor(task, device), task.models["model"]
-        spec, zoo = holding(reply.arrays, device.zoo), device.zoo
-        cut = part(zoo.axes(sent.spec), chosen(reply.arrays)).take(sent.arrays or {})
+    def tailor(self, task: Task, device: Device) -> ClientWork:
+        reply, sent = (yield from super().tailor(task, device)), task.models["model"]
+        spec, zoo = spec_of_units(reply.arrays, device.zoo), device.zoo
+        cut = part(zoo.axes(sent.spec), choose_units(reply.arrays)).take(sent.arrays)
         device.memory["weights"] = Model(spec, cut)
         device.memory["scores"] = {name: torch.full_like(cut[name], self.begin) for name in self.layers(spec, zoo)}
         return reply
@@ -98,40 +113,34 @@ class FedMask(Tailored):
     def start(self, task: Task, device: Device) -> Model:
         """The network with scores in the place of the weights that are chosen from."""
         weights: Model = device.memory["weights"]
-        return Model(weights.spec, {**(weights.arrays or {}), **device.memory["scores"]})
+        return Model(weights.spec, {**weights.arrays, **device.memory["scores"]})
 
     def loss(self, task: Task, device: Device) -> Loss:
         weights: Model = device.memory["weights"]
         fixed = device.zoo.buffers(weights.spec)
-        trained = {name: tensor for name, tensor in (weights.arrays or {}).items() if name not in fixed}
-        return Through(super().loss(task, device), trained, tuple(device.memory["scores"]))
+        trained = {name: tensor for name, tensor in weights.arrays.items() if name not in fixed}
+        return MaskedWeightsLoss(super().loss(task, device), trained, tuple(device.memory["scores"]))
 
-    def report(self, task: Task, device: Device, net: nn.Module, fit: Fit) -> Reply:
+    def report(self, task: Task, device: Device, fit: Fit) -> Reply:
         """Bits; the network that they make is the client's own until it trains again."""
-        weights, after = device.memory["weights"], device.rest(net)
+        weights, after = device.memory["weights"], device.snapshot(fit.net)
         statistics = {name: after[name] for name in device.zoo.buffers(weights.spec)}
         frozen = {**weights.arrays, **statistics}
         bits = {name: after[name] >= 0 for name in device.memory["scores"]}
         device.memory["weights"] = Model(weights.spec, frozen)
         device.memory["scores"] = {name: after[name] for name in bits}
         device.memory["model"] = Model(weights.spec, {**frozen, **{name: frozen[name] * bits[name] for name in bits}})
-        return Reply(arrays=bits, weight=float(len(device.data)), metrics=told(fit))
+        return Reply(arrays=bits, weight=float(len(device.data)), metrics=fit_metrics(fit))
 
     @on_client
     def merge(self, task: Task, device: Device) -> Reply:
         """Believe of a weight what those who hold it believe on the whole."""
         scores = device.memory["scores"]
-        device.memory["scores"] = {name: believed(scores[name], mean) for name, mean in task.arrays.items()}
+        device.memory["scores"] = {name: score_for(scores[name], mean) for name, mean in task.arrays.items()}
         return Reply()
 
-    def expects(self, task: Task, zoo: Zoo) -> Expected:
-        if task.verb != "train":
-            return super().expects(task, zoo)
-        spec = task.models["model"].spec
-        return Expected(arrays={name: (zoo.shapes(spec)[name][0], torch.bool) for name in self.layers(spec, zoo)})
 
-
-def averaged(bits: OverlapMean) -> Arrays:
+def mean_bits(bits: OverlapMean) -> Arrays:
     """The mean of each bit as a byte, in 254 steps; `ALONE` where fewer than two hold it."""
     means, owners = bits.value(), bits.sums.weights
     return {
@@ -140,6 +149,31 @@ def averaged(bits: OverlapMean) -> Arrays:
     }
 
 
-def believed(scores: Tensor, mean: Tensor) -> Tensor:
+def score_for(scores: Tensor, mean: Tensor) -> Tensor:
     """Scores whose sigmoid is the mean that was received, clipped to [.01, .99]; one's own where one is alone."""
     return torch.where(mean == ALONE, scores, torch.logit((mean / 254).clamp(0.01, 0.99)))
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedWeightsLoss:
+    """A loss of the network whose weights are these where the live scores say so, and zero elsewhere."""
+
+    own: Loss
+    weights: Arrays
+    """Every trained tensor of the network, frozen."""
+    masked: tuple[str, ...]
+    """Those in whose place the live network has scores."""
+
+    def __call__(self, net: nn.Module, batch: Batch) -> Tensor:
+        live = dict(net.named_parameters())
+        worn = {
+            name: w * straight_through(live[name]) if name in self.masked else w for name, w in self.weights.items()
+        }
+        worn_net: Any = partial(functional_call, net, worn)
+        return self.own(worn_net, batch)
+
+
+def straight_through(scores: Tensor) -> Tensor:
+    """One where sigmoid(score) is at least a half, else zero; its gradient is the sigmoid's."""
+    soft = torch.sigmoid(scores)
+    return (scores >= 0).to(scores.dtype) + (soft - soft.detach())

@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose clients are pulled back towards the model they received.
+"""FedProx: FedAvg with a proximal term, which pulls clients back to the model they received.
 
 Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, https://arxiv.org/abs/1812.06127.
 The penalty (mu / 2) * ||w - received||^2 covers every trainable weight, no buffers. Partial work is not modelled.
@@ -16,9 +16,9 @@ from potluck.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class FedProx(FedAvg):
-    """FedAvg with a leash on drifting clients."""
+    """FedAvg with a proximal term."""
 
     mu: float = 0.1
 
     def edits(self, task: Task, device: Device) -> Sequence[Edit]:
-        return (ProximalTerm(self.start(task, device).arrays or {}, self.mu),) if self.mu else ()
+        return (ProximalTerm(self.start(task, device).arrays, self.mu),) if self.mu else ()

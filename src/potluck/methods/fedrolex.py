@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from potluck.core import Axis, Client, Facts, Round, Spec
-from potluck.methods.frames.width import Width
+from potluck.methods.bases.width import WidthTiers
 from potluck.parts import Choose
 
 
 @dataclass(frozen=True)
-class FedRolex(Width):
+class FedRolex(WidthTiers):
     """Narrow clients train a window of every layer that rolls on each round."""
 
     direction: Literal[1, -1] = 1

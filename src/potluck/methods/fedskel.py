@@ -15,14 +15,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from potluck.core import (
     Arrays,
+    Batch,
     Client,
     Device,
     Edit,
+    Expected,
     Fit,
     Loss,
     Model,
@@ -30,17 +34,32 @@ from potluck.core import (
     Round,
     Task,
     Zoo,
+    shapes_of,
 )
-from potluck.methods.frames.averaging import Averaged
-from potluck.methods.frames.held import asked_for, carried_by, chosen, counts
-from potluck.methods.frames.masks import Personal, at_least
-from potluck.methods.frames.merits import activity, entries, layer, prunable, rows, top
-from potluck.methods.frames.through import Only, Skeletal
+from potluck.learn import forward_hooks
+from potluck.methods.bases.personal_models import (
+    PersonalModels,
+    at_least,
+    choose_units,
+    requested_sizes,
+    unit_budget,
+    unit_counts,
+)
+from potluck.methods.bases.unit_importance import (
+    MaskedGradients,
+    layer_of,
+    prunable_weights,
+    row_axis,
+    sum_by_unit,
+    top_units,
+    unit_entries,
+)
+from potluck.methods.fedavg import AveragedState
 from potluck.parts import WHOLE, OverlapMean, Part, index, place
 
 
 @dataclass(frozen=True)
-class FedSkel(Personal):
+class FedSkel(PersonalModels):
     """Clients exchange their most active filters, and everything every few rounds."""
 
     cut: float = 0.5
@@ -54,14 +73,16 @@ class FedSkel(Personal):
         at_least(1, period=self.period)
 
     def budget(self, client: Client, zoo: Zoo) -> Mapping[str, int]:
-        return carried_by(client, zoo, 1.0 - self.cut)
+        return unit_budget(client, zoo, 1.0 - self.cut)
 
-    def round(self, state: Averaged, now: Round) -> Averaged:
-        zoo, whole, spec = now.zoo, state.model.arrays or {}, state.model.spec
+    def round(self, state: AveragedState, now: Round) -> AveragedState:
+        zoo, whole, spec = now.zoo, state.model.arrays, state.model.spec
         sizes = {client.id: dict(self.budget(client, zoo)) for client in self.pick(now)}
         parts = {
-            id: skeleton(units, zoo) if now.index % self.period and counts(units, sizes[id]) == sizes[id] else WHOLE
-            for id, units in self.shown(now).items()
+            id: skeleton_part(units, zoo)
+            if now.index % self.period and unit_counts(units, sizes[id]) == sizes[id]
+            else WHOLE
+            for id, units in self.ask_masks(now).items()
         }
         mean = OverlapMean(whole)
         tasks = (
@@ -70,6 +91,7 @@ class FedSkel(Personal):
                 id,
                 models={"model": Model(spec, held.take(whole))},
                 config={"sizes": sizes[id], "whole": held.entire},
+                expects=Expected({"model": shapes_of(held.take(whole))}),
             )
             for id, held in parts.items()
         )
@@ -82,11 +104,11 @@ class FedSkel(Personal):
         sent = task.models["model"]
         if task.config["whole"]:
             return sent
-        return Model(sent.spec, put(sent.arrays or {}, self.bones(device), self.own(device).arrays or {}))
+        return Model(sent.spec, replace_part(sent.arrays, self.skeleton(device), self.own(device).arrays))
 
-    def bones(self, device: Device) -> Part:
+    def skeleton(self, device: Device) -> Part:
         """Where this client's skeleton lies in the whole."""
-        return skeleton(device.memory["held"], device.zoo)
+        return skeleton_part(device.memory["held"], device.zoo)
 
     def loss(self, task: Task, device: Device) -> Loss:
         own = super().loss(task, device)
@@ -94,43 +116,81 @@ class FedSkel(Personal):
             return own
         masks, zoo = row_masks(device.memory["held"], device.zoo), device.zoo
         # A kernel's mask less its last dimension fits over the layer's output: (units, 1, 1) on maps, (units,) on rows.
-        outputs = {layer(name): masks[name][..., 0] for name in prunable(zoo.full, zoo) if name in masks}
-        return Skeletal(own, outputs)
+        outputs = {layer_of(name): masks[name][..., 0] for name in prunable_weights(zoo.full, zoo) if name in masks}
+        return SkeletonLoss(own, outputs)
 
     def edits(self, task: Task, device: Device) -> Sequence[Edit]:
         """Norms and biases outside the skeleton stand still too."""
-        return () if task.config["whole"] else (Only(row_masks(device.memory["held"], device.zoo)),)
+        return () if task.config["whole"] else (MaskedGradients(row_masks(device.memory["held"], device.zoo)),)
 
-    def report(self, task: Task, device: Device, net: nn.Module, fit: Fit) -> Reply:
-        reply = super().report(task, device, net, fit)
+    def report(self, task: Task, device: Device, fit: Fit) -> Reply:
+        reply = super().report(task, device, fit)
         model = reply.models["model"]
         if task.config["whole"]:
-            wanted, scores = asked_for(task), activity(net, device, self.local.batch)
-            device.memory["held"] = {group: top(scores[group], count) for group, count in wanted.items()}
+            wanted, scores = requested_sizes(task), unit_activity(fit.net, device, self.local.batch)
+            device.memory["held"] = {group: top_units(scores[group], count) for group, count in wanted.items()}
             device.memory["model"] = model
             return reply
-        bones = self.bones(device)
-        moved = bones.take(model.arrays or {})
+        part = self.skeleton(device)
+        moved = part.take(model.arrays)
         # Weight decay moves what has no gradient; the client's own filters are put back as they were.
-        device.memory["model"] = Model(model.spec, put(moved, bones, self.start(task, device).arrays or {}))
+        device.memory["model"] = Model(model.spec, replace_part(moved, part, self.start(task, device).arrays))
         return replace(reply, models={"model": Model(model.spec, moved)})
 
 
-def skeleton(units: Arrays, zoo: Zoo) -> Part:
+def skeleton_part(units: Arrays, zoo: Zoo) -> Part:
     """The rows of these units, in every tensor that has units as rows; all other tensors are whole."""
     axes = zoo.axes(zoo.full)
-    return Part({name: place(name, (index(rows(axes[name]), chosen(units)),)) for name in zoo.shapes(zoo.full)})
+    return Part(
+        {name: place(name, (index(row_axis(axes[name]), choose_units(units)),)) for name in zoo.shapes(zoo.full)}
+    )
 
 
 def row_masks(units: Arrays, zoo: Zoo) -> dict[str, Tensor]:
     """For tensors that have units as rows, which rows belong to these units; of as many dimensions as the tensor."""
     axes, shapes = zoo.axes(zoo.full), zoo.shapes(zoo.full)
-    cut = [name for name in shapes if rows(axes[name]) is not None]
-    return {name: entries(rows(axes[name]), units).reshape(-1, *[1] * (len(shapes[name][0]) - 1)) for name in cut}
+    cut = [name for name in shapes if row_axis(axes[name]) is not None]
+    return {
+        name: unit_entries(row_axis(axes[name]), units).reshape(-1, *[1] * (len(shapes[name][0]) - 1)) for name in cut
+    }
 
 
-def put(small: Arrays, held: Part, whole: Arrays) -> Arrays:
+def replace_part(small: Arrays, held: Part, whole: Arrays) -> Arrays:
     """A whole with a part of it replaced."""
     mean = OverlapMean(whole)
     mean.add(small, held)
     return mean.value()
+
+
+def unit_activity(net: nn.Module, device: Device, batch: int) -> dict[str, Tensor]:
+    """For each unit, the sum of |what its layers say| over a client's data."""
+    zoo = device.zoo
+    axes, where = zoo.axes(zoo.full), next(net.parameters()).device
+    totals = {group: torch.zeros(size, device=where) for group, size in zoo.full.sizes.items()}
+
+    def heard(name: str, _: nn.Module, __: Any, said: Tensor) -> None:
+        units = -1 if len(zoo.shapes(zoo.full)[name][0]) == 2 else 1
+        for group, found in sum_by_unit(row_axis(axes[name]), said.abs().movedim(units, 0)).items():
+            totals[group] += found
+
+    with forward_hooks(
+        net, {layer_of(name): partial(heard, name) for name in prunable_weights(zoo.full, zoo) if row_axis(axes[name])}
+    ):
+        device.gather_statistics(net, device.data, batch)
+    return totals
+
+
+@dataclass(frozen=True, eq=False)
+class SkeletonLoss:
+    """A loss from which gradients reach only the outputs of some units; what the network says is unchanged."""
+
+    own: Loss
+    live: Arrays
+    """By layer, truth values that broadcast over its output."""
+
+    def __call__(self, net: nn.Module, batch: Batch) -> Tensor:
+        def muted(live: Tensor, _: nn.Module, __: Any, said: Tensor) -> Tensor:
+            return torch.where(live, said, said.detach())
+
+        with forward_hooks(net, {path: partial(muted, live) for path, live in self.live.items()}):
+            return self.own(net, batch)

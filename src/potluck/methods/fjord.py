@@ -14,15 +14,18 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from potluck.core import (
     Arrays,
+    Batch,
     Client,
+    ClientWork,
     Device,
     Expected,
     Facts,
+    FitRequest,
     Model,
-    Reply,
     Round,
     SettingsError,
     Skip,
@@ -30,10 +33,11 @@ from potluck.core import (
     Task,
     Zoo,
     on_client,
+    shapes_of,
 )
-from potluck.learn import AtWidth, Turns
-from potluck.methods.frames.averaging import Averaged, Averaging
-from potluck.methods.frames.width import prefix
+from potluck.learn import Turns, cross_entropy
+from potluck.methods.bases.width import prefix
+from potluck.methods.fedavg import AveragedState, Averaging
 from potluck.parts import WHOLE, OverlapMean, Part, Place
 
 
@@ -48,63 +52,64 @@ class FjORD(Averaging):
 
     facts = Facts(networks="width")
 
-    def init(self, zoo: Zoo, rng: torch.Generator) -> Averaged:
-        born: Averaged = super().init(zoo, rng)
-        arrays = dict(born.model.arrays or {})
-        for spec in self.ladder(zoo.full, zoo):
-            fresh = zoo.fresh(spec, rng).arrays or {}
-            arrays |= {kept(name, spec, zoo): fresh[name] for name in zoo.buffers(spec) if spec != zoo.full}
-        return Averaged(Model(zoo.full, arrays))
+    def init(self, zoo: Zoo, rng: torch.Generator) -> AveragedState:
+        arrays = dict(self.initial_model(zoo, rng).arrays)
+        for spec in self.widths_up_to(zoo.full, zoo):
+            fresh = zoo.fresh(spec, rng).arrays
+            arrays |= {statistics_name(name, spec, zoo): fresh[name] for name in zoo.buffers(spec) if spec != zoo.full}
+        return AveragedState(Model(zoo.full, arrays))
 
-    def round(self, state: Averaged, now: Round) -> Averaged:
-        mean = OverlapMean(state.model.arrays or {})
+    def round(self, state: AveragedState, now: Round) -> AveragedState:
+        mean = OverlapMean(state.model.arrays)
         for reply in self.train_cohort(mean, state, now)[0]:
             mean.add(reply.arrays, WHOLE, self.weigh(reply, now.zoo))
-        moved: Averaged = self.server_step(state, mean, now)
-        return moved
+        stepped: AveragedState = self.server_step(state, mean, now)
+        return stepped
 
-    def extra_payload(self, client: str, spec: Spec, part: Part, state: Averaged, now: Round) -> Arrays:
-        return self.inner(spec, state.model.arrays or {}, now.zoo)
+    def extra_payload(self, client: str, spec: Spec, part: Part, state: AveragedState, now: Round) -> Arrays:
+        return self.inner(spec, state.model.arrays, now.zoo)
 
-    def ladder(self, spec: Spec, zoo: Zoo) -> list[Spec]:
+    def widths_up_to(self, spec: Spec, zoo: Zoo) -> list[Spec]:
         """The networks of every width up to this one's, narrowest first."""
-        rungs = {zoo.narrow(zoo.full, width): width for width in sorted(self.widths)}
-        return [rung for rung in rungs if all(rung.sizes[group] <= size for group, size in spec.sizes.items())]
+        specs = {zoo.narrow(zoo.full, width): width for width in sorted(self.widths)}
+        return [narrow for narrow in specs if all(narrow.sizes[group] <= size for group, size in spec.sizes.items())]
 
     def submodel_for(self, client: Client, zoo: Zoo) -> tuple[Spec, Part]:
         spec = client.tier.spec
         if spec == zoo.full:
             return spec, Part({name: Place(name) for name in zoo.shapes(spec)})
         places = prefix(spec, zoo.full, zoo).places
-        return spec, Part({**places, **{name: Place(kept(name, spec, zoo)) for name in zoo.buffers(spec)}})
+        return spec, Part({**places, **{name: Place(statistics_name(name, spec, zoo)) for name in zoo.buffers(spec)}})
 
     def inner(self, spec: Spec, whole: Mapping[str, Tensor], zoo: Zoo) -> dict[str, Tensor]:
         """The batch-norm statistics of the widths below a client's own."""
-        below = [rung for rung in self.ladder(spec, zoo) if rung != spec]
-        names = (kept(name, rung, zoo) for rung in below for name in zoo.buffers(rung))
+        below = [narrow for narrow in self.widths_up_to(spec, zoo) if narrow != spec]
+        names = (statistics_name(name, narrow, zoo) for narrow in below for name in zoo.buffers(narrow))
         return {name: whole[name] for name in names}
 
     def buffers(self, zoo: Zoo) -> frozenset[str]:
-        return frozenset(kept(name, spec, zoo) for spec in self.ladder(zoo.full, zoo) for name in zoo.buffers(spec))
+        widths = self.widths_up_to(zoo.full, zoo)
+        return frozenset(statistics_name(name, spec, zoo) for spec in widths for name in zoo.buffers(spec))
 
     @on_client
-    def train(self, task: Task, device: Device) -> Reply:
+    def train(self, task: Task, device: Device) -> ClientWork:
         """Train every batch at a width of its own."""
         if not len(device.data):
             raise Skip("no samples")
         model, zoo = task.models["model"], device.zoo
         net = device.build(model)
-        nets = {rung: self.below(rung, task, device) for rung in self.ladder(model.spec, zoo) if rung != model.spec}
-        losses = [AtWidth(nets.get(r), prefix(r, model.spec, zoo), self.distill) for r in self.ladder(model.spec, zoo)]
+        widths = self.widths_up_to(model.spec, zoo)
+        nets = {narrow: self.below(narrow, task, device) for narrow in widths if narrow != model.spec}
+        losses = [AtWidth(nets.get(spec), prefix(spec, model.spec, zoo), self.distill) for spec in widths]
         loss = losses[0] if len(losses) == 1 else self.turns(losses, device)
-        fit = device.fit(net, device.data, self.local, loss)
+        fit = yield FitRequest(net, device.data, self.local, loss)
         seen = {
-            kept(name, rung, zoo): tensor
-            for rung, narrow in nets.items()
-            for name, tensor in device.rest(narrow).items()
-            if name in zoo.buffers(rung)
+            statistics_name(name, narrow, zoo): tensor
+            for narrow, net_below in nets.items()
+            for name, tensor in device.snapshot(net_below).items()
+            if name in zoo.buffers(narrow)
         }
-        return replace(self.report(task, device, net, fit), arrays=seen)
+        return replace(self.report(task, device, fit), arrays=seen)
 
     def turns(self, losses: list[AtWidth], device: Device) -> Turns:
         """A width for every batch, drawn before the first."""
@@ -112,19 +117,18 @@ class FjORD(Averaging):
         return Turns(tuple(losses), tuple(order.tolist()))
 
     def below(self, spec: Spec, task: Task, device: Device) -> nn.Module:
-        """A narrower live network with statistics of its own; its weights are lent by the wide one, batch by batch."""
+        """A narrower live network with statistics of its own; its weights are the wide one's, batch by batch."""
         model, zoo = task.models["model"], device.zoo
-        arrays = dict(prefix(spec, model.spec, zoo).take(model.arrays or {}))
-        arrays |= {name: task.arrays[kept(name, spec, zoo)] for name in zoo.buffers(spec)}
+        arrays = dict(prefix(spec, model.spec, zoo).take(model.arrays))
+        arrays |= {name: task.arrays[statistics_name(name, spec, zoo)] for name in zoo.buffers(spec)}
         return device.build(Model(spec, arrays)).train()  # whoever scored with it last left it in evaluation
 
-    def expects(self, task: Task, zoo: Zoo) -> Expected:
-        if task.verb != "train":
-            return super().expects(task, zoo)
-        shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in task.arrays.items()}
-        return replace(super().expects(task, zoo), arrays=shapes)
+    def expected(self, model: Model, arrays: Arrays, now: Round) -> Expected:
+        """The model, and the batch-norm statistics of the widths below."""
+        return Expected({"model": model.shapes}, shapes_of(arrays))
 
     def check(self, zoo: Zoo) -> None:
+        super().check(zoo)
         for tier in zoo.tiers:
             alien = tier.spec.family != zoo.full.family or tier.spec.sizes.keys() != zoo.full.sizes.keys()
             if alien or tier.depth is not None or (tier.width is not None and tier.width not in self.widths):
@@ -135,6 +139,33 @@ class FjORD(Averaging):
                 )
 
 
-def kept(name: str, spec: Spec, zoo: Zoo) -> str:
-    """Under which name the server keeps a network's statistics: apart for every width."""
+def statistics_name(name: str, spec: Spec, zoo: Zoo) -> str:
+    """The name under which the server keeps a network's statistics: another one for every width."""
     return name if spec == zoo.full else f"{name} at {spec.key}"
+
+
+@dataclass(frozen=True, eq=False)
+class AtWidth:
+    """The loss of one batch at one width, taught by the labels or by the client's full width."""
+
+    narrow: nn.Module | None
+    """None: the full width itself."""
+    part: Part
+    distill: bool
+
+    def __call__(self, net: nn.Module, batch: Batch) -> Tensor:
+        if self.narrow is None and not self.distill:
+            return cross_entropy(net(batch["x"]), batch["y"])
+        wide = net(batch["x"]) if self.distill else None
+        small = wide if self.narrow is None and wide is not None else self.narrow_logits(net, batch["x"])
+        if wide is None:
+            return cross_entropy(small, batch["y"])
+        return cross_entropy(wide, batch["y"]) + cross_entropy(small, batch["y"], teacher=wide.detach())
+
+    def narrow_logits(self, net: nn.Module, x: Tensor) -> Tensor:
+        """The narrow network's scores, computed with the wide one's weights."""
+        assert self.narrow is not None
+        live = dict(net.named_parameters())
+        weights = {name: place.take(live[place.name]) for name, place in self.part.places.items() if name in live}
+        scores: Tensor = functional_call(self.narrow, weights, (x,))
+        return scores

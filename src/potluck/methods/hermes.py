@@ -17,31 +17,43 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from torch import nn
+import torch
+from torch import Tensor
 
 from potluck.core import (
     Axis,
     Client,
     Device,
     Edit,
+    Expected,
     Fit,
+    Grads,
     Model,
+    Newborn,
     Reply,
     Round,
     Task,
     Zoo,
     on_client,
 )
-from potluck.methods.frames.averaging import Averaged
-from potluck.methods.frames.held import asked_for, carried_by, chosen, counts, filled, holding, spread
-from potluck.methods.frames.masks import Personal, within
-from potluck.methods.frames.merits import accuracy, prunable, rows, top, unit_scores
-from potluck.methods.frames.through import Shrink
+from potluck.methods.bases.personal_models import (
+    PersonalModels,
+    all_if_new,
+    choose_units,
+    requested_sizes,
+    scatter,
+    spec_of_units,
+    unit_budget,
+    unit_counts,
+    within,
+)
+from potluck.methods.bases.unit_importance import prunable_weights, row_axis, top_units, unit_scores, validation_score
+from potluck.methods.fedavg import AveragedState
 from potluck.parts import WHOLE, OverlapMean, Replace, part
 
 
 @dataclass(frozen=True)
-class Hermes(Personal):
+class Hermes(PersonalModels):
     """Every client prunes its own network, unit by unit; overlapping entries are averaged."""
 
     keep: float = 0.5
@@ -59,16 +71,24 @@ class Hermes(Personal):
 
     def budget(self, client: Client, zoo: Zoo) -> Mapping[str, int]:
         sizes, first = zoo.full.sizes, first_group(zoo)
-        return {**carried_by(client, zoo, self.keep), **({first: sizes[first]} if first else {})}
+        return {**unit_budget(client, zoo, self.keep), **({first: sizes[first]} if first else {})}
 
-    def round(self, state: Averaged, now: Round) -> Averaged:
-        zoo, whole = now.zoo, state.model.arrays or {}
-        held = self.shown(now)
-        units = {id: held[id] if all(counts(held[id], zoo.full.sizes).values()) else None for id in held}
-        specs = {id: holding(had, zoo) if had else zoo.full for id, had in units.items()}
-        parts = {id: part(zoo.axes(zoo.full), chosen(had)) if had else WHOLE for id, had in units.items()}
+    def round(self, state: AveragedState, now: Round) -> AveragedState:
+        zoo, whole = now.zoo, state.model.arrays
+        held = self.ask_masks(now)
+        units = {id: held[id] if all(unit_counts(held[id], zoo.full.sizes).values()) else None for id in held}
+        specs = {id: spec_of_units(had, zoo) if had else zoo.full for id, had in units.items()}
+        parts = {id: part(zoo.axes(zoo.full), choose_units(had)) if had else WHOLE for id, had in units.items()}
         mean = OverlapMean(whole)
-        tasks = (Task("train", id, models={"model": Model(specs[id], None if units[id] else whole)}) for id in units)
+        tasks = (
+            Task(
+                "train",
+                id,
+                models={"model": Newborn(specs[id]) if units[id] else Model(specs[id], whole)},
+                expects=Expected({"model": zoo.shapes(specs[id])}),
+            )
+            for id in units
+        )
         replies = now.fold(tasks, mean, parts, partial(self.weigh, zoo=zoo))
         means = mean.value()
         back = [reply.task.to for reply in replies]
@@ -80,7 +100,7 @@ class Hermes(Personal):
     def show(self, task: Task, device: Device) -> Reply:
         """What this client holds, after a step of pruning where it is due."""
         if "model" in device.memory:
-            self.shrink(asked_for(task), device)
+            self.shrink(requested_sizes(task), device)
         return super().show(task, device)
 
     def shrink(self, goal: Mapping[str, int], device: Device) -> None:
@@ -88,31 +108,31 @@ class Hermes(Personal):
         own = self.own(device)
         sizes, axes = own.spec.sizes, device.zoo.axes(own.spec)
         keep = {group: fewer(size, goal[group], self.prune) for group, size in sizes.items()}
-        if keep == dict(sizes) or accuracy(device.build(own), device) <= self.threshold:
+        if keep == dict(sizes) or validation_score(device.build(own), device) <= self.threshold:
             return
-        weights = {name: (own.arrays or {})[name].abs() for name in prunable(own.spec, device.zoo)}
+        weights = {name: own.arrays[name].abs() for name in prunable_weights(own.spec, device.zoo)}
         scores = unit_scores(weights, axes, own.spec)
-        left = {group: top(scores[group], count) for group, count in keep.items()}
+        left = {group: top_units(scores[group], count) for group, count in keep.items()}
         for key in ("model", "met"):
-            cut = part(axes, chosen(left)).take(device.memory[key].arrays)
+            cut = part(axes, choose_units(left)).take(device.memory[key].arrays)
             device.memory[key] = Model(replace(own.spec, sizes=keep), cut)
-        device.memory["held"] = {group: spread(left[group], had) for group, had in device.memory["held"].items()}
+        device.memory["held"] = {group: scatter(left[group], had) for group, had in device.memory["held"].items()}
 
     def start(self, task: Task, device: Device) -> Model:
         """A newcomer's is sent; any other goes on from its own, as the others left it."""
         sent = task.models["model"]
-        met: Model = device.memory["met"] if sent.arrays is None else sent
+        met: Model = device.memory["met"] if isinstance(sent, Newborn) else sent
         return met
 
     def edits(self, task: Task, device: Device) -> Sequence[Edit]:
         spec, zoo = task.models["model"].spec, device.zoo
-        names = tuple(name for name in prunable(spec, zoo) if rows(zoo.axes(spec)[name]) is not None)
-        return (Shrink(names, self.sparsity),) if self.sparsity else ()
+        names = tuple(name for name in prunable_weights(spec, zoo) if row_axis(zoo.axes(spec)[name]) is not None)
+        return (GroupSparsity(names, self.sparsity),) if self.sparsity else ()
 
-    def report(self, task: Task, device: Device, net: nn.Module, fit: Fit) -> Reply:
-        reply = super().report(task, device, net, fit)
+    def report(self, task: Task, device: Device, fit: Fit) -> Reply:
+        reply = super().report(task, device, fit)
         device.memory["model"] = device.memory["met"] = reply.models["model"]
-        device.memory["held"] = filled(self.held(device))
+        device.memory["held"] = all_if_new(self.held(device))
         return reply
 
     @on_client
@@ -130,5 +150,23 @@ def fewer(size: int, goal: int, share: float) -> int:
 def first_group(zoo: Zoo) -> str | None:
     """The group of the first layer's units."""
     axes = zoo.axes(zoo.full)
-    found = (rows(axes[name]) for name in prunable(zoo.full, zoo))
+    found = (row_axis(axes[name]) for name in prunable_weights(zoo.full, zoo))
     return next((axis.group for axis in found if isinstance(axis, Axis)), None)
+
+
+@dataclass(frozen=True, eq=False)
+class GroupSparsity:
+    """Group sparsity: the gradient of strength x the sum of the lengths of these tensors' rows."""
+
+    names: tuple[str, ...]
+    strength: float
+
+    def __call__(self, grads: Grads, weights: Mapping[str, Tensor]) -> Grads:
+        pulls = {name: self.strength * normalise_rows(weights[name]) for name in self.names}
+        return {name: grad + pulls[name] if name in pulls else grad for name, grad in grads.items()}
+
+
+def normalise_rows(weight: Tensor) -> Tensor:
+    """A tensor with each row scaled to length one; a row of zeros stays."""
+    lengths: Tensor = torch.linalg.vector_norm(weight.flatten(1), dim=1).clamp(min=1e-12)
+    return weight / lengths.reshape(-1, *[1] * (weight.dim() - 1))

@@ -10,14 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from potluck.core import Client, Round, Spec
-from potluck.methods.frames.width import Width
+from potluck.methods.bases.width import WidthTiers
 from potluck.parts import Part
 
 
 @dataclass(frozen=True)
-class HeteroFL(Width):
+class HeteroFL(WidthTiers):
     """Narrow clients train the first units of every layer."""
 
     def assign(self, client: Client, now: Round) -> tuple[Spec, Part]:
         spec, held = self.submodel_for(client, now.zoo)
-        return self.voiced(spec, client, now.zoo), held
+        return self.with_scaler(spec, client, now.zoo), held

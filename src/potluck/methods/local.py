@@ -7,30 +7,32 @@ same number of local steps; the model lives in the client's memory and nothing c
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
-from torch import nn
 
-from potluck.core import Client, Device, Expected, Facts, Fit, Model, Reply, Round, Skip, Task, Zoo
-from potluck.learn import LocalTraining, told
+from potluck.core import Client, Device, Facts, Fit, Model, Newborn, Reply, Round, Skip, Task, Zoo
+from potluck.learn import LocalTraining, fit_metrics
 
 
 @dataclass(frozen=True)
-class Alone:
+class EmptyState:
     """The server knows nothing."""
 
 
 @dataclass(frozen=True)
-class Local(LocalTraining):
+class LocalOnly(LocalTraining):
     """No communication: each client for itself."""
+
+    called: ClassVar[str] = "Local"
 
     facts = Facts(networks="any", memory=True)
 
-    def init(self, zoo: Zoo, rng: torch.Generator) -> Alone:
-        return Alone()
+    def init(self, zoo: Zoo, rng: torch.Generator) -> EmptyState:
+        return EmptyState()
 
-    def round(self, state: Alone, now: Round) -> Alone:
-        for _ in now.send(Task("train", c.id, models={"model": Model(c.tier.spec)}) for c in now.cohort):
+    def round(self, state: EmptyState, now: Round) -> EmptyState:
+        for _ in now.send(Task("train", c.id, models={"model": Newborn(c.tier.spec)}) for c in now.cohort):
             pass
         return state
 
@@ -38,9 +40,9 @@ class Local(LocalTraining):
         kept = device.memory.get("model")
         return kept if kept is not None and kept.spec == task.models["model"].spec else task.models["model"]
 
-    def report(self, task: Task, device: Device, net: nn.Module, fit: Fit) -> Reply:
-        device.memory["model"] = Model(task.models["model"].spec, device.rest(net))
-        return Reply(weight=float(len(device.data)), metrics=told(fit))
+    def report(self, task: Task, device: Device, fit: Fit) -> Reply:
+        device.memory["model"] = Model(task.models["model"].spec, device.snapshot(fit.net))
+        return Reply(weight=float(len(device.data)), metrics=fit_metrics(fit))
 
     def own(self, device: Device) -> Model:
         if "model" not in device.memory:
@@ -48,14 +50,5 @@ class Local(LocalTraining):
         model: Model = device.memory["model"]
         return model
 
-    def ready(self, state: Alone, now: Round) -> Alone:
-        return state
-
-    def serve(self, state: Alone, client: Client, zoo: Zoo) -> None:
+    def serve(self, state: EmptyState, client: Client, zoo: Zoo) -> None:
         return None
-
-    def expects(self, task: Task, zoo: Zoo) -> Expected:
-        return Expected()
-
-    def check(self, zoo: Zoo) -> None:
-        pass

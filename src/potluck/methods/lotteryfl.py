@@ -22,34 +22,32 @@ from torch import Tensor
 from potluck.core import (
     EMPTY,
     Arrays,
+    ClientWork,
     Device,
     Edit,
     Expected,
     Model,
-    Reply,
     Round,
     Shapes,
     Task,
     Zoo,
     on_client,
 )
-from potluck.methods.frames.averaging import Averaged
-from potluck.methods.frames.held import as_sent, filled, newcomer, packed, spread, unpacked
-from potluck.methods.frames.masks import Personal, within
-from potluck.methods.frames.merits import accuracy, prunable
-from potluck.methods.frames.through import Only
+from potluck.methods.bases.personal_models import PersonalModels, all_if_new, is_newcomer, scatter, within
+from potluck.methods.bases.unit_importance import MaskedGradients, prunable_weights, validation_score
+from potluck.methods.fedavg import AveragedState
 from potluck.parts import Mask, OverlapMean
 
 
 @dataclass(frozen=True)
-class Raffle(Averaged):
+class LotteryState(AveragedState):
     """What the server keeps: the averaged model, and the values that it was born with."""
 
     ticket: Arrays = EMPTY
 
 
 @dataclass(frozen=True)
-class LotteryFL(Personal):
+class LotteryFL(PersonalModels):
     """Every client prunes its own network, weight by weight, and rewinds it."""
 
     keep: float = 0.5
@@ -62,75 +60,81 @@ class LotteryFL(Personal):
     def __post_init__(self) -> None:
         within(keep=self.keep, prune=self.prune)
 
-    def init(self, zoo: Zoo, rng: torch.Generator) -> Raffle:
-        model = super().init(zoo, rng).model
-        return Raffle(model, ticket=model.arrays or {})
+    def init(self, zoo: Zoo, rng: torch.Generator) -> LotteryState:
+        model = self.initial_model(zoo, rng)
+        return LotteryState(model, ticket=model.arrays)
 
-    def round(self, state: Raffle, now: Round) -> Raffle:
-        whole, shown = state.model.arrays or {}, self.shown(now)
+    def round(self, state: LotteryState, now: Round) -> LotteryState:
+        whole, shown = state.model.arrays, self.ask_masks(now)
         mean = OverlapMean(whole)
         for reply in now.send(self.tasks(state, shown, now)):
-            masks = filled(shown[reply.task.to])
+            masks = all_if_new(shown[reply.task.to])
             model = reply.models["model"]
-            alive = {name: spread(bits, masks[name]) for name, bits in reply.arrays.items()}
-            arrays = unpacked(model.arrays or {}, masks)
+            alive = {name: scatter(bits, masks[name]) for name, bits in reply.arrays.items()}
+            arrays = unpack_masked(model.arrays, masks)
             reply = replace(reply, models={"model": Model(model.spec, arrays)})
             mean.add(arrays, Mask(alive), self.weigh(reply, now.zoo))
         arrays, slots = self.server(whole, mean, state.slots, self.buffers(now.zoo))
         return replace(state, model=Model(state.model.spec, arrays), slots=slots)
 
-    def tasks(self, state: Raffle, shown: Mapping[str, Arrays], now: Round) -> Iterator[Task]:
+    def tasks(self, state: LotteryState, shown: Mapping[str, Arrays], now: Round) -> Iterator[Task]:
         """To each client what it holds; to newcomers everything, and the first values, the same in round 0."""
         for id, held in shown.items():
-            models = {"model": Model(state.model.spec, packed(state.model.arrays or {}, filled(held)))}
-            if now.index and newcomer(held):
+            models = {"model": Model(state.model.spec, pack_masked(state.model.arrays, all_if_new(held)))}
+            if now.index and is_newcomer(held):
                 models["ticket"] = Model(state.model.spec, state.ticket)
-            yield Task("train", id, models=models)
+            sent = models["model"].shapes
+            left = {name: (sent[name][0], torch.bool) for name in self.bits(now.zoo)}
+            yield Task("train", id, models=models, expects=Expected({"model": sent}, left))
 
     def bits(self, zoo: Zoo) -> Shapes:
         shapes = zoo.shapes(zoo.full)
-        return {name: (shapes[name][0], torch.bool) for name in prunable(zoo.full, zoo)}
+        return {name: (shapes[name][0], torch.bool) for name in prunable_weights(zoo.full, zoo)}
 
     def start(self, task: Task, device: Device) -> Model:
         """What was sent or, where it was good enough to prune, what is left of it, rewound."""
         sent, held = task.models["model"], self.held(device)
-        model = Model(sent.spec, unpacked(sent.arrays or {}, filled(held)))
-        if newcomer(held):
-            device.memory["held"], device.memory["remaining"] = filled(held), 1.0
+        model = Model(sent.spec, unpack_masked(sent.arrays, all_if_new(held)))
+        if is_newcomer(held):
+            device.memory["held"], device.memory["remaining"] = all_if_new(held), 1.0
             device.memory["ticket"] = (task.models.get("ticket") or model).arrays
         remaining = device.memory["remaining"]
-        if remaining <= self.keep or accuracy(device.build(model), device) <= self.threshold:
+        if remaining <= self.keep or validation_score(device.build(model), device) <= self.threshold:
             return model
-        masks = {name: pruned((model.arrays or {})[name], mask, self.prune) for name, mask in filled(held).items()}
+        masks = {name: prune_mask(model.arrays[name], mask, self.prune) for name, mask in all_if_new(held).items()}
         device.memory["held"], device.memory["remaining"] = masks, remaining * (1 - self.prune)
         return Model(sent.spec, Mask(masks).take(device.memory["ticket"]))
 
     def edits(self, task: Task, device: Device) -> Sequence[Edit]:
-        return (Only(device.memory["held"]),)
+        return (MaskedGradients(device.memory["held"]),)
 
     @on_client
-    def train(self, task: Task, device: Device) -> Reply:
+    def train(self, task: Task, device: Device) -> ClientWork:
         """Answers with values for all that was sent, and bits for what of it is left."""
-        before = filled(self.held(device))
-        reply = super().train(task, device)
+        before = all_if_new(self.held(device))
+        reply = yield from super().train(task, device)
         trained, after = reply.models["model"], device.memory["held"]
-        arrays = trained.arrays or {}
-        device.memory["model"] = Model(trained.spec, packed(arrays, after))
+        arrays = trained.arrays
+        device.memory["model"] = Model(trained.spec, pack_masked(arrays, after))
         left = {name: after[name][mask] for name, mask in before.items()}
-        return replace(reply, models={"model": Model(trained.spec, packed(arrays, before))}, arrays=left)
-
-    def expects(self, task: Task, zoo: Zoo) -> Expected:
-        if task.verb != "train":
-            return super().expects(task, zoo)
-        sent = as_sent(task)
-        return Expected({"model": sent}, {name: (sent[name][0], torch.bool) for name in self.bits(zoo)})
+        return replace(reply, models={"model": Model(trained.spec, pack_masked(arrays, before))}, arrays=left)
 
     def own(self, device: Device) -> Model:
         model = super().own(device)
-        return Model(model.spec, unpacked(model.arrays or {}, device.memory["held"]))
+        return Model(model.spec, unpack_masked(model.arrays, device.memory["held"]))
 
 
-def pruned(weights: Tensor, mask: Tensor, share: float) -> Tensor:
+def prune_mask(weights: Tensor, mask: Tensor, share: float) -> Tensor:
     """The mask without this share of its smallest weights: those below the percentile, as numpy has it."""
     size = weights.abs()
     return mask & (size >= float(np.percentile(size[mask].double().numpy(), 100 * share)))
+
+
+def pack_masked(arrays: Arrays, masks: Arrays) -> Arrays:
+    """MaskedGradients the entries under the masks, one after the other; other tensors entire."""
+    return {name: tensor[masks[name]] if name in masks else tensor for name, tensor in arrays.items()}
+
+
+def unpack_masked(arrays: Arrays, masks: Arrays) -> Arrays:
+    """The tensors of which these are the entries under the masks, with zeros elsewhere."""
+    return {name: scatter(tensor, masks[name]) if name in masks else tensor for name, tensor in arrays.items()}

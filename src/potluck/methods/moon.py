@@ -1,4 +1,4 @@
-"""MOON: FedAvg whose clients' features are drawn to the received model's and away from their own previous ones.
+"""MOON: FedAvg with a contrastive loss: features near the received model's, away from the client's previous ones.
 
 Li, He and Song, "Model-Contrastive Federated Learning", CVPR 2021, https://arxiv.org/abs/2103.16257. A client keeps its
 model of the round in which it last took part; the first time, the received one stands in for it, and the contrast has
@@ -11,18 +11,21 @@ body, as in FedIN's comparison. Unequal networks take part under `share`: each c
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
-from potluck.core import Client, Device, Facts, Fit, Loss, Model, Reply, SettingsError, Task, Zoo
-from potluck.learn import ContrastiveLoss, Frozen
+from potluck.core import Batch, Client, Device, Facts, Fit, Loss, Model, Reply, SettingsError, Task, Zoo
+from potluck.learn import Frozen, forward_hooks
 from potluck.methods.fedavg import FedAvg
 
 
 @dataclass(frozen=True)
 class MOON(FedAvg):
-    """FedAvg with a contrast between the model that came and the one that left."""
+    """FedAvg with a contrastive loss between the received model and the client's last one."""
 
     mu: float = 1.0
     temperature: float = 0.5
@@ -45,8 +48,8 @@ class MOON(FedAvg):
         near, far = (Frozen(device.build(model)) for model in (received, previous))
         return ContrastiveLoss(own, near, far, self.mu, self.temperature)
 
-    def report(self, task: Task, device: Device, net: nn.Module, fit: Fit) -> Reply:
-        reply = super().report(task, device, net, fit)
+    def report(self, task: Task, device: Device, fit: Fit) -> Reply:
+        reply = super().report(task, device, fit)
         trained = reply.models["model"]
         device.memory["model"] = Model(trained.spec, trained.arrays)
         return reply
@@ -60,3 +63,45 @@ class MOON(FedAvg):
                     f"MOON contrasts what the head of a network is given; tier '{tier.name}' has a {spec.family}, "
                     "which has no part called head. Name its classifier so."
                 )
+
+
+@dataclass(frozen=True, eq=False)
+class ContrastiveLoss:
+    """A loss, plus a pull of the features towards one network's and away from another's (MOON).
+
+    The features are what the last layer of the head is given: with a projection in the head, the projected ones.
+    """
+
+    own: Loss
+    towards: Frozen
+    away: Frozen
+    strength: float
+    temperature: float
+    inputs: str = "x"
+
+    def __call__(self, net: nn.Module, batch: Batch) -> Tensor:
+        with head_inputs(net) as features:
+            own = self.own(net, batch)
+        near, far = (self.features(other, batch) for other in (self.towards, self.away))
+        return own + self.strength * contrast(features[0], near, far, self.temperature)
+
+    def features(self, other: Frozen, batch: Batch) -> Tensor:
+        with head_inputs(other.net) as features:
+            other(batch[self.inputs])
+        return features[0]
+
+
+def contrast(features: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor:
+    """The mean of -log(e^(cos(z, near) / T) / (e^(cos(z, near) / T) + e^(cos(z, far) / T))) over all z."""
+    gap = functional.cosine_similarity(features, far, dim=-1) - functional.cosine_similarity(features, near, dim=-1)
+    return functional.softplus(gap / temperature).mean()
+
+
+@contextmanager
+def head_inputs(net: nn.Module) -> Iterator[list[Tensor]]:
+    """What the last layer of a network's head is given, call by call, while this lasts."""
+    head = net.get_submodule("head")
+    path = f"head.{len(head) - 1}" if isinstance(head, nn.Sequential) else "head"
+    seen: list[Tensor] = []
+    with forward_hooks(net, before={path: lambda _, given: seen.append(given[0])}):
+        yield seen

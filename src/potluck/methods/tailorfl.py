@@ -13,12 +13,13 @@ most similar devices of the round hold, by the Jaccard index of what they hold.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from potluck.core import (
     Arrays,
@@ -27,6 +28,7 @@ from potluck.core import (
     Expected,
     Fit,
     Model,
+    Newborn,
     Reply,
     Round,
     SettingsError,
@@ -36,15 +38,17 @@ from potluck.core import (
     on_client,
     stream,
 )
-from potluck.methods.frames.averaging import Averaged
-from potluck.methods.frames.held import chosen
-from potluck.methods.frames.masks import Tailored, at_least, within
-from potluck.methods.frames.merits import alike, popular, prunable, swapped
+from potluck.methods.bases.personal_models import SelectedUnits, at_least, choose_units, within
+from potluck.methods.bases.unit_importance import prunable_weights, top_units
+from potluck.methods.fedavg import AveragedState
 from potluck.parts import OverlapMean, part
+
+SIMILAR = 3
+"""Devices whose units are recommended to one."""
 
 
 @dataclass(frozen=True)
-class TailorFL(Tailored):
+class TailorFL(SelectedUnits):
     """Narrow clients train the units that matter to their own data."""
 
     tuning: int = 0
@@ -62,40 +66,40 @@ class TailorFL(Tailored):
     def frame(self, client: Client, zoo: Zoo) -> Spec:
         return zoo.shallow(zoo.full, client.tier.depth)
 
-    def shown(self, now: Round) -> dict[str, Arrays]:
+    def ask_masks(self, now: Round) -> dict[str, Arrays]:
         """What each client holds; one that can carry all has nothing to choose."""
         clients = {client.id: client for client in self.pick(now)}
         wide = {id for id, client in clients.items() if client.tier.spec.sizes == self.frame(client, now.zoo).sizes}
-        held = super().shown(now)
+        held = super().ask_masks(now)
         return {
             id: {group: torch.ones_like(mask) for group, mask in units.items()} if id in wide else units
             for id, units in held.items()
         }
 
-    def round(self, state: Averaged, now: Round) -> Averaged:
-        zoo, whole = now.zoo, state.model.arrays or {}
+    def round(self, state: AveragedState, now: Round) -> AveragedState:
+        zoo, whole = now.zoo, state.model.arrays
         clients = {client.id: client for client in self.pick(now)}
-        held = self.tuned(self.fitted(whole, now), now)
+        held = self.tuned(self.ask_selections(whole, now), now)
         specs = {id: clients[id].tier.spec for id in held}
         parts = {
-            id: part(zoo.axes(self.frame(clients[id], zoo)), chosen(units), zoo.shapes(specs[id]))
+            id: part(zoo.axes(self.frame(clients[id], zoo)), choose_units(units), zoo.shapes(specs[id]))
             for id, units in held.items()
         }
         mean = OverlapMean(whole)
-        tasks = (Task("train", id, models={"model": Model(specs[id], parts[id].take(whole))}) for id in held)
+        tasks = (self.train_task(id, Model(specs[id], parts[id].take(whole)), parts[id], state, now) for id in held)
         now.fold(tasks, mean, parts, partial(self.weigh, zoo=zoo))
         arrays, slots = self.server(whole, mean, state.slots, self.buffers(zoo))
         return replace(state, model=Model(state.model.spec, arrays), slots=slots)
 
     def start(self, task: Task, device: Device) -> Model:
         """What was sent, as loud as the whole."""
-        spec, arrays = task.models["model"].spec, task.models["model"].arrays or {}
+        spec, arrays = task.models["model"].spec, task.models["model"].arrays
         return Model(spec, {**arrays, **{name: arrays[name] / r for name, r in inputs(spec, device.zoo).items()}})
 
-    def report(self, task: Task, device: Device, net: nn.Module, fit: Fit) -> Reply:
-        reply = super().report(task, device, net, fit)
+    def report(self, task: Task, device: Device, fit: Fit) -> Reply:
+        reply = super().report(task, device, fit)
         device.memory["model"] = model = reply.models["model"]
-        sent, begun, after = (m.arrays or {} for m in (task.models["model"], self.start(task, device), model))
+        sent, begun, after = (m.arrays for m in (task.models["model"], self.start(task, device), model))
         # Dividing and multiplying may cost a bit; what did not move keeps all of them.
         quiet = {
             name: torch.where(after[name] == begun[name], sent[name], after[name] * r)
@@ -110,24 +114,25 @@ class TailorFL(Tailored):
         choosy = [
             id for id, units in held.items() if not all(bool(mask.all() | ~mask.any()) for mask in units.values())
         ]
-        replies = now.send(Task("tune", id, arrays=popular(id, held)) for id in choosy)
+        replies = now.send(
+            Task("tune", id, arrays=neighbour_counts(id, held), expects=Expected(arrays=self.bits(now.zoo)))
+            for id in choosy
+        )
         new = {reply.task.to: reply.arrays for reply in replies}
-        return {id: new[id] if id in new and alike(new[id], units) else units for id, units in held.items()}
+        return {id: new[id] if id in new and same_sizes(new[id], units) else units for id, units in held.items()}
 
     @on_client
     def tune(self, task: Task, device: Device) -> Reply:
         """Swap the least important units for those that similar devices hold."""
         importance, held = device.memory["importance"], self.held(device)
         device.memory["held"] = {
-            group: swapped(units, importance[group], task.arrays[group], self.swap) if group in importance else units
+            group: swap_units(units, importance[group], task.arrays[group], self.swap) if group in importance else units
             for group, units in held.items()
         }
         return Reply(arrays=device.memory["held"])
 
-    def expects(self, task: Task, zoo: Zoo) -> Expected:
-        return Expected(arrays=self.bits(zoo)) if task.verb == "tune" else super().expects(task, zoo)
-
     def check(self, zoo: Zoo) -> None:
+        super().check(zoo)
         for tier in zoo.tiers:
             whole = zoo.shallow(zoo.full, tier.depth) if tier.spec.family == zoo.full.family else None
             if whole is None or tier.spec.sizes.keys() != whole.sizes.keys():
@@ -141,7 +146,36 @@ class TailorFL(Tailored):
 def inputs(spec: Spec, zoo: Zoo) -> Mapping[str, float]:
     """The share that each layer of a narrow network has of its inputs in the whole, where that is not all of them."""
     small, whole = zoo.shapes(spec), zoo.shapes(zoo.full)
-    net = zoo.build(Model(spec), stream(0, "layers"))
+    net = zoo.build(Newborn(spec), stream(0, "layers"))
     tables = {f"{place}.weight" for place, layer in net.named_modules() if isinstance(layer, nn.Embedding)}
-    shares = {name: small[name][0][1] / whole[name][0][1] for name in prunable(spec, zoo) if name not in tables}
+    shares = {name: small[name][0][1] / whole[name][0][1] for name in prunable_weights(spec, zoo) if name not in tables}
     return {name: share for name, share in shares.items() if share != 1}
+
+
+def neighbour_counts(id: str, held: Mapping[str, Arrays]) -> Arrays:
+    """How many of the devices most similar to this one hold each unit."""
+    others = sorted(
+        (other for other in held if other != id), key=lambda other: (-jaccard(held[id], held[other]), other)
+    )
+    return {
+        group: sum((held[other][group].to(torch.uint8) for other in others[:SIMILAR]), torch.zeros_like(units.byte()))
+        for group, units in held[id].items()
+    }
+
+
+def jaccard(ours: Arrays, theirs: Arrays) -> float:
+    """Units that both hold, of those that either holds."""
+    both = sum(int((units & theirs[group]).sum()) for group, units in ours.items())
+    return both / max(1, sum(int((units | theirs[group]).sum()) for group, units in ours.items()))
+
+
+def swap_units(units: Tensor, importance: Tensor, wanted: Tensor, share: float) -> Tensor:
+    """These units, with this share of them, the least important, given for others: the most wanted."""
+    count = min(math.ceil(share * int(units.sum()) - 1e-9), int(((wanted > 0) & ~units).sum()))
+    leaving = top_units(torch.where(units, -importance, -torch.inf), count)
+    return (units & ~leaving) | top_units(torch.where(units, -1.0, wanted.float()), count)
+
+
+def same_sizes(ours: Arrays, theirs: Arrays) -> bool:
+    """Whether both hold equally many units of every group."""
+    return all(int(units.sum()) == int(theirs[group].sum()) for group, units in ours.items())

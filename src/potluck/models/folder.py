@@ -11,7 +11,7 @@ import safetensors
 import safetensors.torch
 from torch import nn
 
-from potluck.core import Arrays, InputError, Model, SettingsError, Spec, digest
+from potluck.core import Arrays, InputError, Model, Newborn, SettingsError, Spec, digest
 from potluck.models import birth
 from potluck.models.pretrained import NUMBERS, PICKLES
 from potluck.models.specs import complete
@@ -22,7 +22,7 @@ FORMAT = 1
 
 def save(folder: str | os.PathLike[str], model: Model) -> None:
     """Write a model that has arrays into a folder, which is made if need be."""
-    if model.arrays is None:
+    if isinstance(model, Newborn):
         raise ValueError("a model without arrays cannot be saved")
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from potluck.core import Depth, Dimensions, Model, Spec, Tier, Work
+from potluck.core import Depth, Dimensions, Model, Newborn, Spec, Tier, Work
 from potluck.models import birth, skeleton, specs
 from potluck.models.cost import cost
 
@@ -31,7 +31,7 @@ class ModelZoo:
     def build(self, model: Model, rng: torch.Generator | None = None) -> nn.Module:
         """A live network: a copy of the model's numbers or, where it has none, born from the generator."""
         spec = specs.complete(model.spec)
-        if model.arrays is not None:
+        if not isinstance(model, Newborn):
             return birth.filled(spec, model.arrays)
         if rng is None:
             raise ValueError(f"a {spec.family} without arrays needs a generator to be born from")
@@ -40,7 +40,7 @@ class ModelZoo:
     def fresh(self, spec: Spec, rng: torch.Generator) -> Model:
         """A newly born model at rest: random, or pre-trained where its spec says so."""
         born = birth.fresh(specs.complete(spec), rng)
-        if self.hardware == "cpu" or born.arrays is None:
+        if self.hardware == "cpu":
             return born
         return Model(born.spec, {name: tensor.to(self.hardware) for name, tensor in born.arrays.items()})
 

@@ -6,6 +6,5 @@ from potluck.parts.rules import Adagrad, Adam, AdamW, Momentum, Replace, Rule, S
 
 __all__ = [
     "BLOCK", "WHOLE", "Adagrad", "Adam", "AdamW", "Choose", "Index", "Mask", "Momentum", "OverlapMean", "Part", "Place",
-    "Replace", "Rule", "Slots", "Sums", "Yogi", "index",
-    "part", "place",
+    "Replace", "Rule", "Slots", "Sums", "Yogi", "index", "part", "place",
 ]  # fmt: skip

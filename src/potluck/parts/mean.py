@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from potluck.core import Arrays, FlatArrays, Layout, Weight
+from potluck.core import Arrays, BufferLayout, FlatArrays, Weight
 from potluck.parts.part import Mask, Part, Place
 
 BLOCK = 16
@@ -32,7 +32,7 @@ class Sums:
     total's shape (dimensions that are never cut, such as a kernel's, have length one)."""
     peaks: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     """(maximum, seen) of tensors of whole numbers."""
-    flat: tuple[Layout, Tensor] | None = None
+    flat: tuple[BufferLayout, Tensor] | None = None
     """The buffer in which the totals lie, while every contribution came in one of the same layout."""
 
     def merge(self, other: Sums) -> None:

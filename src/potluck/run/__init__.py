@@ -11,18 +11,6 @@ from potluck.run.session import resume, run
 from potluck.run.settings import Experiment
 
 __all__ = [
-    "Experiment",
-    "Interrupted",
-    "ProgressListener",
-    "Result",
-    "Setup",
-    "assemble",
-    "compare",
-    "experiment",
-    "export",
-    "read_experiment",
-    "recipe",
-    "resume",
-    "run",
-    "value",
+    "Experiment", "Interrupted", "ProgressListener", "Result", "Setup", "assemble", "compare", "experiment", "export",
+    "read_experiment", "recipe", "resume", "run", "value",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from potluck.core import SERVER, Client, Cost, Plain, Tier, Zoo
-from potluck.engines import Entry, RoundSession
+from potluck.engines import LedgerEntry, RoundSession
 from potluck.fleet import Price, price, profile
 from potluck.ledger import Journal
 
@@ -55,7 +55,7 @@ class CostAccounting:
             event["least"] = min(min(counts) for counts in progress.trained.values())
         self.journal.append(event)
 
-    def tasks(self, progress: Progress, entries: Sequence[Entry], cohort: Sequence[Client]) -> float:
+    def tasks(self, progress: Progress, entries: Sequence[LedgerEntry], cohort: Sequence[Client]) -> float:
         """Prices tasks and writes a line each; the seconds of the slowest device. The server's work counts apart."""
         tiers = {client.id: client.tier for client in cohort}
         slowest = 0.0
@@ -95,12 +95,12 @@ class CostAccounting:
                     counts[unit] += 1
 
 
-def _crossed(entry: Entry) -> Cost:
+def _crossed(entry: LedgerEntry) -> Cost:
     """A task's cost; what the server asks of itself crosses no wire."""
     return replace(entry.cost, bytes_down=0, bytes_up=0) if entry.task.to == SERVER else entry.cost
 
 
-def _line(done: int, entry: Entry, cost: Cost, tier: Tier | None, paid: Price) -> dict[str, Any]:
+def _line(done: int, entry: LedgerEntry, cost: Cost, tier: Tier | None, paid: Price) -> dict[str, Any]:
     line = {
         "event": "task",
         "round": done,
@@ -129,7 +129,7 @@ def _finite(value: Plain) -> Plain:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _loss(entry: Entry) -> float | None:
+def _loss(entry: LedgerEntry) -> float | None:
     """The client's training loss; none where it took no step or diverged, for JSON knows no NaN."""
     loss = entry.metrics.get("loss")
     return loss if isinstance(loss, float) and math.isfinite(loss) else None

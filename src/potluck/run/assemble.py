@@ -15,7 +15,7 @@ from potluck.core import (
     SERVER,
     Client,
     Examples,
-    Model,
+    Newborn,
     Problem,
     ResourceError,
     Round,
@@ -25,12 +25,13 @@ from potluck.core import (
     Zoo,
     display_name,
     facts_of,
+    settings,
     stream,
 )
 from potluck.data import Federation, Source, load, load_public
-from potluck.engines import ENGINES, Engine, RoundSession, Shard, SimulationContext
+from potluck.engines import ENGINES, ClientData, Engine, RoundSession, SimulationContext
 from potluck.fleet import Budget, Population, fit, profile
-from potluck.learn import Classify, NextToken, Regress, Tag, Wire
+from potluck.learn import Classify, NextToken, Regress, Tag
 from potluck.models import ModelZoo, check, make_spec, tier_spec
 from potluck.run import config, privacy
 from potluck.run.settings import Experiment, TierSettings
@@ -46,7 +47,7 @@ class ServerData:
     labels: tuple[int, ...]
 
 
-class ClientDatasets:
+class FederationDatasets:
     """Who has which examples, by client id."""
 
     def __init__(self, federation: Federation, population: Population) -> None:
@@ -55,7 +56,7 @@ class ClientDatasets:
         everything = tuple(range(federation.classes))
         self._server_data = ServerData(federation.public, federation.validation, federation.test, everything)
 
-    def shard(self, client: str) -> Shard:
+    def shard(self, client: str) -> ClientData:
         return self._server_data if client == SERVER else self._federation.shard(self._population.index(client))
 
 
@@ -122,7 +123,7 @@ def assemble(experiment: Experiment, source: Source | None = None, method: Any =
         raise SettingsError(f"data '{source.name}' has one class, so there is nothing to tell apart; check the labels.")
     if source.classes == 0 and source.train.columns["y"].dim() > 1:
         raise SettingsError(f"data '{source.name}' has several numbers in each row of y; give one to regress on.")
-    if source.classes == 0 and getattr(method, "label_mask", False):
+    if source.classes == 0 and settings(method).get("label_mask"):
         raise SettingsError(f"method.label_mask needs classes, and data '{source.name}' has none; set it to false.")
     _refuse_unlabelled(method, experiment)
     federation = Federation(source, experiment.data, experiment.seed, load_public(experiment.data))
@@ -132,8 +133,8 @@ def assemble(experiment: Experiment, source: Source | None = None, method: Any =
     zoo = ModelZoo(full, tiers, len(federation.public), where)
     population = Population(tiers, federation.clients, experiment.fleet, experiment.seed)
     method.check(zoo)
-    datasets, problem = ClientDatasets(federation, population), _problem(source, zoo, experiment)
-    mechanism = privacy.mechanism(experiment, method, zoo, population)
+    datasets, problem = FederationDatasets(federation, population), _problem(source, zoo, experiment)
+    mechanism = privacy.make_mechanism(experiment, method, zoo, population)
     context = SimulationContext(
         *(method, zoo, datasets, problem, experiment.seed, where, run.stack),
         *(run.precision, run.channels_last, run.streams, mechanism),
@@ -144,7 +145,7 @@ def assemble(experiment: Experiment, source: Source | None = None, method: Any =
 def _refuse_unlabelled(method: Any, experiment: Experiment) -> None:
     """Refuses public rows of another data set to methods that learn their labels; WIRE takes the teacher's answers."""
     facts, other = facts_of(method), experiment.data.public_from.name
-    if not other or facts is None or facts.public != "labels" or isinstance(getattr(method, "wire", None), Wire):
+    if not other or facts is None or facts.public != "labels" or facts.unlabelled:
         return
     raise SettingsError(
         f"{display_name(method)} learns labels of public rows, and those of data.public_from are of other classes; "
@@ -194,7 +195,7 @@ def _goal(source: Source, metric: str) -> Classify | NextToken | Regress | Tag:
 
 def _scored(spec: Spec, x: torch.Tensor, zoo: Zoo) -> tuple[int, ...]:
     """The shape of the scores that a network gives; nothing where it cannot read such inputs."""
-    net = zoo.build(Model(spec), stream(0, "blank")).eval()
+    net = zoo.build(Newborn(spec), stream(0, "blank")).eval()
     try:
         with torch.inference_mode():
             return tuple(net(x).shape)

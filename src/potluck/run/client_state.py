@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 
 from potluck.core import detach_all, pack, unpack
-from potluck.learn import kept, map_tensors
+from potluck.learn import held_tensors, map_tensors
 
 Remembered: TypeAlias = tuple[int, Mapping[str, Any]]
 """A memory, and the round that committed it."""
@@ -67,7 +67,7 @@ class ClientStateCache:
         self._packed.clear()
 
     def _keep(self, client: str, memory: Mapping[str, Any]) -> None:
-        size = LEAST + sum(tensor.nbytes for tensor in kept(memory)[0])
+        size = LEAST + sum(tensor.nbytes for tensor in held_tensors(memory)[0])
         self._size += size - self._sizes.get(client, 0)
         self._live[client], self._sizes[client] = memory, size
         self._live.move_to_end(client)

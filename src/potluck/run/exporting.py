@@ -75,21 +75,15 @@ def _of_client(setup: Setup, state: Any, id: str, kept: tuple[int, bytes] | None
         who = setup.population.client(setup.population.index(id), 0)
     except ValueError as fault:
         raise SettingsError(f"--client {id}: {fault}.") from None
-    served: Model | None = setup.context.method.serve(state, who, setup.context.zoo)
+    context = setup.context
+    served: Model | None = context.method.serve(state, who, context.zoo)
     memory = unpack(kept[1]) if kept else {}
-    if served is not None and not _parted(served, setup):
-        return served
-    if served is not None and "head" in memory:
-        whole: Model = setup.context.method.completed(
-            served, memory, setup.context.datasets.shard(id).labels, setup.context.zoo
-        )
-        return whole
-    own = memory.get("model")
-    if not isinstance(own, Model):
+    whole: Model | None = context.method.complete(served, memory, context.datasets.shard(id).labels, context.zoo)
+    if whole is None or _parted(whole, setup):
         raise InputError(f"client {id} has no model of its own in this run; it never trained.")
-    return own
+    return whole
 
 
 def _parted(model: Model, setup: Setup) -> bool:
     """Whether clients keep a part of this model, its head, to themselves."""
-    return not setup.context.zoo.shapes(model.spec).keys() <= (model.arrays or {}).keys()
+    return not setup.context.zoo.shapes(model.spec).keys() <= model.arrays.keys()

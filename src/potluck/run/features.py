@@ -71,9 +71,9 @@ def _whole(model: Model, zoo: Zoo) -> Model:
     blank = {
         name: torch.zeros(shape, dtype=dtype)
         for name, (shape, dtype) in zoo.shapes(model.spec).items()
-        if name not in (model.arrays or {})
+        if name not in model.arrays
     }
-    return Model(model.spec, {**(model.arrays or {}), **blank}) if blank else model
+    return Model(model.spec, {**model.arrays, **blank}) if blank else model
 
 
 def _labels(examples: Examples, classes: int) -> list[int] | None:

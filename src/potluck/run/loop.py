@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from potluck.core import SERVER, Model, QuorumError, digest, pack, stream, unpack
-from potluck.engines import Dispatcher, Engine, Entry, RoundSession
+from potluck.engines import Dispatcher, Engine, LedgerEntry, RoundSession
 from potluck.learn import map_tensors, to_device
 from potluck.ledger import RunFolder
 from potluck.run.accounting import CostAccounting, Progress
@@ -22,8 +22,8 @@ from potluck.run.assemble import Setup
 from potluck.run.background import BackgroundTask
 from potluck.run.client_state import ROOM, ClientStateCache, Remembered
 from potluck.run.interrupts import Interrupts
-from potluck.run.privacy import stated, uploaded
-from potluck.run.scoring import scored
+from potluck.run.privacy import count_uploads, guarantee
+from potluck.run.scoring import score
 
 
 class ProgressListener(Protocol):
@@ -160,7 +160,8 @@ class Loop:
 
     def _score(self) -> None:
         shown, session = self._ready()
-        scores, faults = scored(self.setup, self.engine, shown, self.progress.done, self._remembered)
+        scoring = self.dispatcher.open(self.progress.done, everyone=True)
+        scores, faults = score(self.setup, scoring, shown, self.progress.done)
         with self.stops.held():
             if session:
                 self.accounting.tasks(self.progress, session.entries, self.setup.cohort(self.progress.done - 1))
@@ -210,11 +211,11 @@ class Loop:
     def promise(self) -> dict[str, Any] | None:
         """What is promised to clients by now, where their updates get noise."""
         mechanism = self.context.mechanism
-        return None if mechanism is None else stated(self.experiment.privacy, mechanism, self.progress.uploads)
+        return None if mechanism is None else guarantee(self.experiment.privacy, mechanism, self.progress.uploads)
 
     def _count_uploads(self, session: RoundSession) -> None:
         if self.context.mechanism is not None:
-            self.progress.uploads = uploaded(self.progress.uploads, session.entries)
+            self.progress.uploads = count_uploads(self.progress.uploads, session.entries)
             self.folder.journal.append({"event": "privacy", "round": self.progress.done, **(self.promise or {})})
 
     def _missed(self, session: RoundSession) -> None:
@@ -252,7 +253,7 @@ def _written(folder: RunFolder, done: int, value: Mapping[str, Any], ready: torc
     folder.checkpoints.write(done, pack(fetched))
 
 
-def _commonest(entries: Sequence[Entry]) -> str:
+def _commonest(entries: Sequence[LedgerEntry]) -> str:
     """Why clients were absent, most often."""
     reasons = Counter(entry.reason for entry in entries if entry.reason)
     return "".join(f"; {count} of them: {reason}" for reason, count in reasons.most_common(1))
@@ -263,7 +264,7 @@ def _tensors(value: Any, path: str) -> dict[str, Tensor]:
     if isinstance(value, Tensor):
         return {path: value}
     if isinstance(value, Model):
-        return _tensors(value.arrays or {}, path)
+        return _tensors(value.arrays, path)
     if isinstance(value, Mapping):
         found: dict[str, Tensor] = {}
         for name, item in value.items():

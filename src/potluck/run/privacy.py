@@ -22,7 +22,7 @@ from potluck.core import (
     SERVER,
     Client,
     Mean,
-    Model,
+    Newborn,
     Reply,
     Round,
     Selection,
@@ -32,9 +32,10 @@ from potluck.core import (
     Weight,
     Zoo,
     display_name,
+    settings,
     stream,
 )
-from potluck.engines import Entry
+from potluck.engines import LedgerEntry
 from potluck.fleet import Population
 from potluck.learn import GaussianMechanism
 from potluck.run.settings import Experiment, Privacy
@@ -44,16 +45,16 @@ APART = 2.0
 MISSING = "[privacy] needs dp-accounting to reckon with: pip install 'potluck[privacy]'"
 
 
-def mechanism(experiment: Experiment, method: Any, zoo: Zoo, population: Population) -> GaussianMechanism | None:
+def make_mechanism(experiment: Experiment, method: Any, zoo: Zoo, population: Population) -> GaussianMechanism | None:
     """What every update goes through, if [privacy] asks for it; refuses what would leave devices beside updates."""
     wanted = experiment.privacy
     if not wanted.wanted:
         return None
     _accountant()
     _refuse_statistics(method, zoo)
-    if getattr(method, "label_mask", False):
+    if settings(method).get("label_mask"):
         raise SettingsError("[privacy] and method.label_mask: it tells the server a client's labels; set it to false.")
-    seen = Rehearsal(method, zoo, experiment.seed)
+    seen = DryRun(method, zoo, experiment.seed)
     if wanted.noise is not None:
         return GaussianMechanism(wanted.clip, wanted.noise)
     assert wanted.epsilon is not None
@@ -61,7 +62,9 @@ def mechanism(experiment: Experiment, method: Any, zoo: Zoo, population: Populat
     return GaussianMechanism(wanted.clip, noise(wanted.epsilon, wanted.delta, times))
 
 
-def stated(wanted: Privacy, mechanism: GaussianMechanism, uploads: Mapping[str, int] | None = None) -> dict[str, Any]:
+def guarantee(
+    wanted: Privacy, mechanism: GaussianMechanism, uploads: Mapping[str, int] | None = None
+) -> dict[str, Any]:
     """The promise as plain values: for each upload and, once it is known how often clients did, for all of them."""
     found: dict[str, Any] = {"clip": mechanism.clip, "noise": mechanism.noise, "delta": wanted.delta}
     found["epsilon_each"] = epsilon(mechanism.noise, wanted.delta)
@@ -71,7 +74,7 @@ def stated(wanted: Privacy, mechanism: GaussianMechanism, uploads: Mapping[str, 
     return found
 
 
-def uploaded(before: Mapping[str, int], entries: Iterable[Entry]) -> dict[str, int]:
+def count_uploads(before: Mapping[str, int], entries: Iterable[LedgerEntry]) -> dict[str, int]:
     """How often each client's update has left its device, after these tasks; refused ones left it too."""
     left = Counter(entry.task.to for entry in entries if entry.cost.bytes_up and entry.task.to != SERVER)
     return dict(Counter(before) + left)
@@ -112,9 +115,9 @@ def _accountant() -> Any:
 
 def _refuse_statistics(method: Any, zoo: Zoo) -> None:
     """Refuses networks whose statistics of a client's data would have to leave its device as they are."""
-    asked = getattr(method, "bn_eval", "batch") != "batch"
+    asked = settings(method).get("bn_eval", "batch") != "batch"
     for spec in dict.fromkeys([zoo.full, *(tier.spec for tier in zoo.tiers)]):
-        net = zoo.build(Model(spec), stream(0, "blank"))
+        net = zoo.build(Newborn(spec), stream(0, "blank"))
         gathers = any(getattr(layer, "running_mean", None) is not None for layer in net.modules())
         if gathers or (asked and zoo.counting(spec) != spec):
             raise SettingsError(
@@ -133,7 +136,7 @@ def _rounds(experiment: Experiment, population: Population, recruits: bool) -> i
     return max(asked.values(), default=0)
 
 
-class Rehearsal:
+class DryRun:
     """A first round with a client of each tier, none of whom answers: what the method asks them for is looked at."""
 
     def __init__(self, method: Any, zoo: Zoo, seed: int) -> None:
@@ -175,9 +178,9 @@ class Rehearsal:
         return [client for client in self._cohort if wanted(client)]
 
     def _look(self, task: Task) -> None:
-        expected = self.method.expects(task, self.zoo)
+        expected = task.expects
         beside = [*expected.arrays, *(expected.models if self._closing else ())]
-        unknown = [key for key in expected.models if key not in task.models or task.models[key].arrays is None]
+        unknown = [key for key in expected.models if key not in task.models or isinstance(task.models[key], Newborn)]
         if beside or unknown:
             raise SettingsError(
                 f"[privacy] puts noise on updates of models; {display_name(self.method)}'s clients also upload "

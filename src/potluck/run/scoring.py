@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from potluck.core import SERVER, Client, Model, Plain, Task, numpy_stream
-from potluck.engines import Engine, TaskEnvelope
+from potluck.core import SERVER, Client, Model, Newborn, Plain, Task, numpy_stream
+from potluck.engines import RoundSession
 from potluck.run.assemble import Setup
-from potluck.run.client_state import Remembered
 
+LOCAL = "local"
+"""The key of tasks that score the server's model on a client's own split."""
 PIECE = 2048
 """The server's splits are scored in pieces of so many rows, so that workers share them; the same on every engine."""
 
-Ask = Callable[[str], Remembered | None]
-"""A client's memory, by its id."""
 
-
-def scored(setup: Setup, engine: Engine, state: Any, done: int, recall: Ask) -> tuple[dict[str, Any], list[str]]:
-    """Everything that is known of the models after so many rounds, and what went wrong in finding out."""
+def score(setup: Setup, session: RoundSession, state: Any, done: int) -> tuple[dict[str, Any], list[str]]:
+    """Scores the models after so many rounds: every score, and what went wrong in finding out."""
     method, zoo = setup.context.method, setup.context.zoo
     problem: Any = setup.context.problem
     tiers = {tier.name: Client(f"any {tier.name}", tier) for tier in zoo.tiers}
     served = {"": method.serve(state, setup.server, zoo)}
     served |= {name: method.serve(state, client, zoo) for name, client in tiers.items()}
-    clients = chosen(setup, done)
+    clients = scored_clients(setup, done)
     own = {client.id: method.serve(state, client, zoo) for client in clients}
     whole = served[""] if setup.experiment.score.local else None
     server_data = setup.context.datasets.shard(SERVER)
     pieces = range(0, max(len(server_data.validation), len(server_data.test), 1), PIECE)
     common = setup.experiment.score.common
-    tallies, faults = _asked(engine, _envelopes(served, own, whole, done, recall, pieces, common))
+    tallies, faults = _collect(session, _tasks(served, own, whole, pieces, common))
     spread = {client.id: _judged(tallies.get((client.id, "")), problem) for client in clients}
     scores = {
         "round": done,
@@ -50,11 +48,11 @@ def scored(setup: Setup, engine: Engine, state: Any, done: int, recall: Ask) -> 
         "clients": _spread(spread),
     }
     if whole is not None:
-        scores["local"] = _spread({c.id: _judged(tallies.get((c.id, "local")), problem) for c in clients})
+        scores["local"] = _spread({c.id: _judged(tallies.get((c.id, LOCAL)), problem) for c in clients})
     return scores, faults
 
 
-def chosen(setup: Setup, done: int) -> list[Client]:
+def scored_clients(setup: Setup, done: int) -> list[Client]:
     """The clients that score the model on their own splits: the same ones every time."""
     population, wanted = setup.population, setup.experiment.score.clients
     count = min(wanted, population.clients)
@@ -64,29 +62,25 @@ def chosen(setup: Setup, done: int) -> list[Client]:
     return [population.client(int(index), done) for index in sorted(picked)]
 
 
-def _envelopes(
+def _tasks(
     served: Mapping[str, Model | None],
     own: Mapping[str, Model | None],
     whole: Model | None,
-    done: int,
-    recall: Ask,
     pieces: Iterable[int],
     common: bool,
-) -> Iterable[TaskEnvelope]:
+) -> Iterable[Task]:
     for name, model in served.items():
         if model is not None and _same(name, served) == name:
             for start in pieces:
                 config: dict[str, Plain] = {"rows": [start, start + PIECE]}
-                yield TaskEnvelope(Task("score", SERVER, name, done, {"model": model}, config=config))
+                yield Task("score", SERVER, f"{name}/{start}", models={"model": model}, config=config)
     for client, model in own.items():
-        found = recall(client)
-        memory = found[1] if found else {}
         if model is None:
-            yield TaskEnvelope(Task("score", client, "", done, config={"common": True} if common else {}), memory)
+            yield Task("score", client, config={"common": True} if common else {})
         else:
-            yield TaskEnvelope(Task("score", client, "", done, {"model": model}), memory)
+            yield Task("score", client, models={"model": model})
         if whole is not None:
-            yield TaskEnvelope(Task("score", client, "local", done, {"model": whole}, config={"masked": True}))
+            yield Task("score", client, LOCAL, models={"model": whole}, config={"masked": True})
 
 
 def _same(name: str, served: Mapping[str, Model | None]) -> str:
@@ -96,7 +90,7 @@ def _same(name: str, served: Mapping[str, Model | None]) -> str:
 
 
 def _identical(a: Model | None, b: Model | None) -> bool:
-    if a is None or b is None or a.arrays is None or b.arrays is None:
+    if a is None or b is None or isinstance(a, Newborn) or isinstance(b, Newborn):
         return a is b
     if a.spec != b.spec or a.arrays.keys() != b.arrays.keys():
         return False
@@ -107,20 +101,20 @@ Tallies = dict[tuple[str, str], list[Mapping[str, Any]]]
 """By client and key, one for each piece."""
 
 
-def _asked(engine: Engine, envelopes: Iterable[TaskEnvelope]) -> tuple[Tallies, list[str]]:
-    """The tallies of every letter, but none of a model that could not be scored in full; and why others failed."""
+def _collect(session: RoundSession, tasks: Iterable[Task]) -> tuple[Tallies, list[str]]:
+    """The tallies of every model, but none of one that could not be scored in full; and why others failed."""
     tallies: Tallies = {}
-    faults: list[str] = []
-    lost = set()
-    for outcome in engine.carry(envelopes):
-        whose = (outcome.task.to, outcome.task.key)
-        if outcome.reply is not None:
-            tallies.setdefault(whose, []).append(outcome.reply.metrics)
-            continue
-        lost.add(whose)
-        if not outcome.skipped:
-            faults.append(f"{outcome.task.to}: {outcome.fault}")
+    for reply in session.send(tasks):
+        tallies.setdefault(_whose(reply.task), []).append(reply.metrics)
+    failed = [entry for entry in session.entries if entry.task.verb == "score" and entry.verdict != "accepted"]
+    lost = {_whose(entry.task) for entry in failed}
+    faults = [f"{entry.task.to}: {entry.reason.removeprefix('failed: ')}" for entry in failed if not entry.skipped]
     return {whose: found for whose, found in tallies.items() if whose not in lost}, faults
+
+
+def _whose(task: Task) -> tuple[str, str]:
+    """Whom a task scores: the client, and the model's name."""
+    return (task.to, task.key.rpartition("/")[0] if task.to == SERVER else task.key)
 
 
 def _splits(tallies: Sequence[Mapping[str, Any]] | None, problem: Any) -> dict[str, Any] | None:

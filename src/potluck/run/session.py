@@ -185,7 +185,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
         "method": str(experiment.method.get("name")),
         "label": label(setup.context.method),
         "facts": dataclasses.asdict(told) if (told := facts_of(setup.context.method)) else None,
-        "privacy": privacy.stated(experiment.privacy, setup.context.mechanism) if setup.context.mechanism else None,
+        "privacy": privacy.guarantee(experiment.privacy, setup.context.mechanism) if setup.context.mechanism else None,
         "variant": experiment.variant,
         "seed": experiment.seed,
         "rounds": experiment.rounds,

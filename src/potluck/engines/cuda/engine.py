@@ -1,4 +1,4 @@
-"""A cohort on one GPU: every client's local step is recorded once as a CUDA graph, and many are played side by side."""
+"""A cohort on one GPU: local steps are captured once as CUDA graphs, and many clients' are replayed side by side."""
 
 from __future__ import annotations
 
@@ -9,113 +9,107 @@ from itertools import islice
 import torch
 
 from potluck.core import Fit
-from potluck.engines.batched import BatchedFits
 from potluck.engines.context import SimulationContext, TaskEnvelope, TaskResult
-from potluck.engines.cuda.trainer import CapturedTrainer, play, recipe
+from potluck.engines.cuda.trainer import CapturedTrainer, capture_key, replay
 from potluck.engines.worker import Worker
-from potluck.learn import CapturePolicy, FitJob
+from potluck.learn import CapturePolicy, FitJob, run_fit
 
-TRACKS = 4
-"""Ways of training that a network keeps ready; the one that was used longest ago makes room."""
+TRAINERS = 4
+"""Captured trainers that a network keeps ready; the one that was used longest ago makes room."""
 CHANGES = 12
-"""A network whose ways of training change more often than this is not worth recording."""
-LANES = 30
-"""Streams in all. What was recorded on a stream is played on it, for libraries keep scratch memory by stream."""
+"""A network that needs a new trainer more often than this is not worth capturing."""
+STREAMS = 30
+"""CUDA streams in all. What was captured on a stream is replayed on it, for libraries keep scratch memory by stream."""
 
 
 class Graphs:
-    """Trains a cohort side by side on one GPU, every local step recorded once as a CUDA graph and then played."""
+    """Trains a cohort side by side on one GPU: every local step is captured once as a CUDA graph and then replayed."""
 
     def __init__(self, context: SimulationContext, workers: int = 1) -> None:
         torch.set_num_threads(1)
         self.notes: list[str] = []
-        self.site = Worker(context)
-        self.together = BatchedFits(self.site, self.grant)
-        self._slots: dict[int, Slot] = {}
-        self._lanes: list[torch.cuda.Stream] = []
-        if self.site.hardware.type == "cuda":
-            self._lanes = [torch.cuda.Stream() for _ in range(LANES)]  # type: ignore[no-untyped-call]
-        self._said: set[str] = set()
+        self.worker = Worker(context)
+        self._trainers: dict[int, NetworkTrainers] = {}
+        self._streams: list[torch.cuda.Stream] = []
+        if self.worker.hardware.type == "cuda":
+            self._streams = [torch.cuda.Stream() for _ in range(STREAMS)]  # type: ignore[no-untyped-call]
+        self._noted: set[str] = set()
 
-    def carry(self, envelopes: Iterable[TaskEnvelope]) -> Iterator[TaskResult]:
+    def run(self, envelopes: Iterable[TaskEnvelope]) -> Iterator[TaskResult]:
         rest = iter(envelopes)
-        while chosen := list(islice(rest, max(self.site.context.streams, 1))):
-            if any(envelope.task.verb == "score" for envelope in chosen):  # nothing is fitted
-                yield from map(self.site.answer, chosen)
-            else:
-                yield from self.together.answer(chosen)
+        while chosen := list(islice(rest, max(self.worker.context.streams, 1))):
+            yield from self.worker.run_side_by_side(chosen, self.run_fits)
 
     def close(self) -> None:
-        self.together.close()
-        self._slots.clear()
-        self.site.close()
+        self._trainers.clear()
+        self.worker.close()
 
-    def grant(self, jobs: Sequence[FitJob]) -> list[Fit | Exception]:
-        """Does fits side by side; what cannot be recorded is done by itself."""
+    def run_fits(self, jobs: Sequence[FitJob]) -> list[Fit | Exception]:
+        """Runs fits side by side; what cannot be captured runs by itself."""
         found: dict[int, Fit | Exception] = {}
-        tracks: dict[int, CapturedTrainer] = {}
+        trainers: dict[int, CapturedTrainer] = {}
         for at, job in enumerate(jobs):
             try:
-                track = self._track(job)
-                if track is None:
-                    found[at] = job.granted()
+                trainer = self._trainer(job)
+                if trainer is None:
+                    found[at] = run_fit(job)
                 else:
-                    track.load(job)
-                    tracks[at] = track
+                    trainer.load(job)
+                    trainers[at] = trainer
             except Exception as fault:
                 found[at] = fault
-        faults = play(list(tracks.values()))
-        means = torch.stack([track.mean() for track in tracks.values()]).tolist() if tracks else []
-        for (at, track), mean in zip(tracks.items(), means, strict=True):
-            found[at] = faults.get(track) or track.fit(mean)
+        faults = replay(list(trainers.values()))
+        means = torch.stack([trainer.mean_loss() for trainer in trainers.values()]).tolist() if trainers else []
+        for (at, trainer), mean in zip(trainers.items(), means, strict=True):
+            found[at] = faults.get(trainer) or trainer.result(mean)
         return [found[at] for at in range(len(jobs))]
 
-    def _track(self, job: FitJob) -> CapturedTrainer | None:
-        """The track for a wish; None: it is to be granted by itself."""
+    def _trainer(self, job: FitJob) -> CapturedTrainer | None:
+        """The captured trainer for a job; None: it is to run by itself."""
         if not job.local.count(len(job.examples)):
             return None
-        slot = self._slots.get(id(job.net))
-        if slot is None:
-            lane = self._lane(noisy=job.noise is not None)
-            slot = self._slots[id(job.net)] = Slot(lane, CapturePolicy(self._tell))
+        trainers = self._trainers.get(id(job.net))
+        if trainers is None:
+            stream = self._stream(noisy=job.noise is not None)
+            trainers = self._trainers[id(job.net)] = NetworkTrainers(stream, CapturePolicy(self._note))
         try:
-            return slot.track(job, self.site.resident(job.examples))
+            return trainers.find(job, self.worker.resident(job.examples))
         except TypeError as fault:
-            self._tell(str(fault))
+            self._note(str(fault))
             return None
 
-    def _lane(self, noisy: bool) -> torch.cuda.Stream | None:
+    def _stream(self, noisy: bool) -> torch.cuda.Stream | None:
         """A stream for the next network. Noisy ones share the first: graphs read torch's generator at one place."""
-        if not self._lanes:
+        if not self._streams:
             return None
-        return self._lanes[0 if noisy else 1 + len(self._slots) % (LANES - 1)]
+        return self._streams[0 if noisy else 1 + len(self._trainers) % (STREAMS - 1)]
 
-    def _tell(self, why: str) -> None:
-        """Notes a reason for which something is not recorded, once."""
+    def _note(self, why: str) -> None:
+        """Notes a reason for which something is not captured, once."""
         short = why.strip().splitlines()[0] if why.strip() else "no reason was given"
-        if short not in self._said:
-            self._said.add(short)
-            self.notes.append(f"some local training is not recorded and runs at its usual speed: {short}")
+        if short not in self._noted:
+            self._noted.add(short)
+            self.notes.append(f"some local training is not captured as a CUDA graph and runs step by step: {short}")
 
 
-class Slot:
-    """A live network on the GPU, with the ways of training it that were last used."""
+class NetworkTrainers:
+    """The captured trainers of one live network that were last used."""
 
-    def __init__(self, lane: torch.cuda.Stream | None, recordings: CapturePolicy) -> None:
-        self.lane, self.recordings = lane, recordings
-        self._tracks: OrderedDict[Hashable, CapturedTrainer] = OrderedDict()
+    def __init__(self, stream: torch.cuda.Stream | None, policy: CapturePolicy) -> None:
+        self.stream, self.policy = stream, policy
+        self._trainers: OrderedDict[Hashable, CapturedTrainer] = OrderedDict()
         self._changes = 0
 
-    def track(self, job: FitJob, resident: bool) -> CapturedTrainer | None:
-        """The track for this wish; None once a network's ways have changed too often."""
-        key = recipe(job, resident)
-        if key not in self._tracks:
+    def find(self, job: FitJob, resident: bool) -> CapturedTrainer | None:
+        """The trainer for this job; None once the network has needed too many."""
+        key = capture_key(job, resident)
+        if key not in self._trainers:
             if self._changes >= CHANGES:
-                self.recordings.refused("its losses or edits are new again and again")
+                self.policy.refuse("its losses or edits are new again and again")
                 return None
             self._changes += 1
-            self._tracks[key] = CapturedTrainer(job, resident, self.lane, self.recordings)
-            if len(self._tracks) > TRACKS:
-                self._tracks.popitem(last=False)
-        self._tracks.move_to_end(key)
-        return self._tracks[key]
+            self._trainers[key] = CapturedTrainer(job, resident, self.stream, self.policy)
+            if len(self._trainers) > TRAINERS:
+                self._trainers.popitem(last=False)
+        self._trainers.move_to_end(key)
+        return self._trainers[key]

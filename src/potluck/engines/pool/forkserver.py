@@ -1,8 +1,8 @@
-"""Where worker processes come from, and the life they lead.
+"""A fork server, and the worker processes that it forks.
 
-A *nursery* is forked once, before the run starts: a process that owns the world, does nothing, and forks workers on
-request. So a worker that dies is replaced from a clean state, the data is shared by copy-on-write, no main module is
-imported again, and nothing is pickled: tasks and replies cross a socket as JSON, their tensors lie on trays of shared
+The server is forked once, before the run starts: a process that holds the simulation's context, does nothing, and forks
+workers on request. So a worker that dies is replaced from a clean state, the data is shared by copy-on-write, no main
+module is imported again, and nothing is pickled: tasks and results cross a socket as JSON, their tensors lie in shared
 memory. Whoever loses the other end of its socket exits, and the kernel ends orphans with their parent, so no process
 outlives the run.
 """
@@ -23,26 +23,26 @@ import torch
 from torch import Tensor
 
 from potluck.core import join_tensors, split_tensors
-from potluck.engines.batched import BatchedFits, stacked
 from potluck.engines.context import SimulationContext, TaskEnvelope, TaskResult
 from potluck.engines.pool.shared_memory import SharedMemoryBuffer
 from potluck.engines.worker import Worker
+from potluck.learn import run_stacked
 
 
 def start(context: SimulationContext) -> tuple[socket.socket, int]:
-    """A nursery: the end to ask it by, and its process id."""
+    """Starts a fork server: the socket to ask it by, and its process id."""
     ours, theirs = socket.socketpair()
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if pid == 0:
-        _live(_nurse, [theirs.fileno()], context)
+        _become_child(_serve, [theirs.fileno()], context)
     theirs.close()
     return ours, pid
 
 
-def _live(
-    life: Callable[[list[int], SimulationContext], None], handles: list[int], context: SimulationContext
+def _become_child(
+    main: Callable[[list[int], SimulationContext], None], handles: list[int], context: SimulationContext
 ) -> NoReturn:
     """Makes a forked process a quiet child (it dies with its parent, leaves Ctrl-C to it, holds none of its files but
     these), lives its life, and never returns into the parent's code."""
@@ -56,52 +56,52 @@ def _live(
             os.closerange(start, handle)
             start = handle + 1
         os.closerange(start, limit if 0 < limit < 1 << 20 else 1 << 20)
-        life(handles, context)
+        main(handles, context)
     finally:
         os._exit(0)
 
 
-def _nurse(handles: list[int], context: SimulationContext) -> None:
-    """The nursery's life: fork a worker for every request, until the run is gone."""
+def _serve(handles: list[int], context: SimulationContext) -> None:
+    """The fork server: forks a worker for every request, until the run is gone."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     end = socket.socket(fileno=handles[0])
     while end.recv(1):
         ours, theirs = socket.socketpair()
-        trays = [SharedMemoryBuffer.make(), SharedMemoryBuffer.make()]
+        buffers = [SharedMemoryBuffer.make(), SharedMemoryBuffer.make()]
         if os.fork() == 0:
-            _live(_work, [theirs.fileno(), *trays], context)
+            _become_child(_work, [theirs.fileno(), *buffers], context)
         theirs.close()
-        socket.send_fds(end, [b"+"], [ours.fileno(), *trays])
+        socket.send_fds(end, [b"+"], [ours.fileno(), *buffers])
         ours.close()
-        for tray in trays:
-            os.close(tray)
+        for buffer in buffers:
+            os.close(buffer)
 
 
 def _work(handles: list[int], context: SimulationContext) -> None:
-    """A worker's life: answer letters until nobody sends any."""
+    """A worker: runs tasks until nobody sends any."""
     torch.set_num_threads(1)
     end, down, up = socket.socket(fileno=handles[0]), SharedMemoryBuffer(handles[1]), SharedMemoryBuffer(handles[2])
-    site = Worker(context)
-    side_by_side = BatchedFits(site, stacked)
+    worker = Worker(context)
     while (found := read(end)) is not None:
         plain, table = found
-        envelopes = [TaskEnvelope(**sheet) for sheet in join_tensors(plain, down.look(table))]
-        outcomes = side_by_side.answer(envelopes) if context.stack > 1 else map(site.answer, envelopes)
-        write(end, _posted(outcomes, up))
+        envelopes = [TaskEnvelope(**fields) for fields in join_tensors(plain, down.view(table))]
+        stacked = context.stack > 1
+        results = worker.run_side_by_side(envelopes, run_stacked) if stacked else map(worker.run, envelopes)
+        write(end, _pack_results(results, up))
 
 
-def _posted(outcomes: Iterable[TaskResult], up: SharedMemoryBuffer) -> list[Any]:
-    """Outcomes as a message, their tensors on a tray; a reply that cannot travel is a failure of who gave it."""
+def _pack_results(results: Iterable[TaskResult], up: SharedMemoryBuffer) -> list[Any]:
+    """Results as a message, their tensors in shared memory; a reply that cannot be packed is its client's failure."""
     plains = []
     bodies: dict[str, Tensor] = {}
-    for number, outcome in enumerate(outcomes):
+    for number, result in enumerate(results):
         try:
-            plain, body = split_tensors(dict(vars(outcome)))
+            plain, body = split_tensors(dict(vars(result)))
         except (TypeError, ValueError, RecursionError) as fault:
-            plain, body = split_tensors(dict(vars(TaskResult(outcome.task, fault=f"its reply cannot travel: {fault}"))))
+            plain, body = split_tensors(dict(vars(TaskResult(result.task, fault=f"its reply cannot travel: {fault}"))))
         plains.append(plain)
         bodies |= {f"{number} {name}": tensor for name, tensor in body.items()}
-    return [plains, up.lay(bodies)]
+    return [plains, up.write(bodies)]
 
 
 def write(end: socket.socket, message: list[Any]) -> None:

@@ -1,4 +1,4 @@
-"""A tray: memory that two processes share, on which one lays the tensors of a message for the other."""
+"""Memory that two processes share: one writes the tensors of a message into it, the other reads them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
 
 
 class SharedMemoryBuffer:
-    """One side's hold on a piece of shared memory, which grows when a larger message is laid on it."""
+    """One side's handle on a piece of shared memory, which grows when a larger message is written."""
 
     def __init__(self, handle: int) -> None:
         self.handle = handle
@@ -34,8 +34,8 @@ class SharedMemoryBuffer:
         """A new piece of shared memory, as a file that has no name."""
         return os.memfd_create("potluck")
 
-    def lay(self, body: Mapping[str, Tensor]) -> Table:
-        """Lays tensors out, over whatever was there; the table tells the other side where."""
+    def write(self, body: Mapping[str, Tensor]) -> Table:
+        """Writes tensors over whatever was there; the table tells the other side where they lie."""
         table: Table = {}
         end = 0
         for name, tensor in body.items():
@@ -48,13 +48,13 @@ class SharedMemoryBuffer:
                 room[start : start + tensor.nbytes].copy_(tensor.reshape(-1).view(torch.uint8))
         return table
 
-    def look(self, table: Table) -> dict[str, Tensor]:
+    def view(self, table: Table) -> dict[str, Tensor]:
         """The tensors that lie here, as they lie: a change to one is seen by nobody else, and gone with it."""
         if not table:
             return {}
         return _tensors(mmap.mmap(self.handle, os.fstat(self.handle).st_size, access=mmap.ACCESS_COPY), table)
 
-    def fetch(self, table: Table) -> dict[str, Tensor]:
+    def copy(self, table: Table) -> dict[str, Tensor]:
         """The tensors that lie here, copied."""
         if not table:
             return {}

@@ -1,0 +1,63 @@
+"""Label masks: a client does not train, nor average, the rows of classes that it does not have.
+
+A habit of HeteroFL's (Diao et al., ICLR 2021), open to all methods that average weights. The logits of such classes are
+zero in the client's loss, and its rows of the classifier do not count in the mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from potluck.core import Device, Fit, Loss, Reply, Spec, Task, Weight, Zoo
+from potluck.learn import MaskedCrossEntropy, class_mask
+from potluck.methods.bases.submodels import SubmodelAssignment, classes
+
+
+@dataclass(frozen=True)
+class LabelMask(SubmodelAssignment):
+    """Leaves classes that a client does not own out of its loss and of its share in the classifier, if asked to."""
+
+    label_mask: bool = False
+    """Leave classes that a client does not own out of its loss and of its share in the head."""
+
+    def loss(self, task: Task, device: Device) -> Loss:
+        if not self.label_mask:
+            return super().loss(task, device)
+        return MaskedCrossEntropy(class_mask(device.labels, classes(task.models["model"].spec)))
+
+    def report(self, task: Task, device: Device, fit: Fit) -> Reply:
+        reply = super().report(task, device, fit)
+        return replace(reply, metrics={**reply.metrics, "labels": list(device.labels)}) if self.label_mask else reply
+
+    def weigh(self, reply: Reply, zoo: Zoo) -> Weight:
+        """How much a reply counts: a number or, with label masks, one for each row of the head."""
+        return self.mask_weight(super().weigh(reply, zoo), reply, zoo)
+
+    def mask_weight(self, weight: Weight, reply: Reply, zoo: Zoo) -> Weight:
+        """A weight in which rows of classes that the client does not own count nothing."""
+        labels = reply.metrics.get("labels")
+        if not self.label_mask or not isinstance(labels, list | tuple):
+            return weight
+        spec, arrays = reply.models["model"].spec, reply.models["model"].arrays
+        weights: dict[str, float | Tensor] = dict(weight) if isinstance(weight, Mapping) else {"": weight}
+        mask = class_mask([int(str(label)) for label in labels], classes(spec)).to(torch.float64)
+        for name in class_rows(spec, zoo):
+            rows = mask.reshape(-1, *[1] * (arrays[name].dim() - 1))
+            weights[name] = weights.get(name, weights.get("", 1.0)) * rows
+        return weights
+
+
+@lru_cache(maxsize=256)
+def class_rows(spec: Spec, zoo: Zoo) -> tuple[str, ...]:
+    """Tensors whose rows stand for classes (or tokens): they are never cut, and there is one for each."""
+    count, shapes = classes(spec), zoo.shapes(spec)
+    return tuple(
+        name
+        for name, dimensions in zoo.axes(spec).items()
+        if dimensions and dimensions[0] is None and shapes[name][0][0] == count
+    )

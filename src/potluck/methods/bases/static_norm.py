@@ -1,0 +1,78 @@
+"""Static batch norm: no running statistics in training; before scoring, the last cohort is asked for them.
+
+A habit of HeteroFL's (Diao et al., ICLR 2021), open to all methods that average weights, with ``norm = "static"`` in
+[model]. Every batch of every client counts alike in the statistics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from potluck.core import (
+    SERVER,
+    Arrays,
+    Client,
+    Device,
+    Expected,
+    Model,
+    Reply,
+    Round,
+    Skip,
+    Spec,
+    Task,
+    Tier,
+    Zoo,
+    on_client,
+)
+from potluck.methods.bases.submodels import SubmodelAssignment
+from potluck.parts import WHOLE, OverlapMean
+
+
+@dataclass(frozen=True)
+class StaticBatchNorm(SubmodelAssignment):
+    """Gathers batch-norm statistics before scoring, where networks keep none in training."""
+
+    bn_eval: Literal["posthoc", "batch"] = "posthoc"
+    """Static batch norm is scored with statistics that clients gather first, or with each test batch's own."""
+
+    def ready(self, state: Any, now: Round) -> Any:
+        """Before scoring: the statistics of static batch norms, asked of the cohort, so that they are priced."""
+        if self.bn_eval == "batch" or now.zoo.counting(now.zoo.full) == now.zoo.full:
+            return state
+        everyone = [Client(SERVER, Tier("server", spec=now.zoo.full)), *(Client("", tier) for tier in now.zoo.tiers)]
+        networks = dict(self.submodel_for(client, now.zoo) for client in everyone)
+        whole = state.model.arrays
+        found = {spec.key: self.statistics(spec, part.take(whole), now) for spec, part in networks.items()}
+        return replace(state, statistics=found)
+
+    def statistics(self, spec: Spec, arrays: Arrays, now: Round) -> Arrays:
+        """The mean of all clients' batch statistics for one network."""
+        twin = now.zoo.counting(spec)
+        fresh = now.zoo.fresh(twin, now.rng("statistics")).arrays
+        mean = OverlapMean({name: tensor for name, tensor in fresh.items() if name not in arrays})
+        model, shapes = Model(twin, {**fresh, **arrays}), now.zoo.shapes(twin)
+        expects = Expected(arrays={name: shapes[name] for name in now.zoo.buffers(twin)})
+        tasks = (Task("count", c.id, spec.key, models={"model": model}, expects=expects) for c in now.cohort)
+        for reply in now.send(tasks):
+            mean.add(reply.arrays, WHOLE, reply.weight)
+        return mean.value()
+
+    @on_client
+    def count(self, task: Task, device: Device) -> Reply:
+        """One pass over the client's data in training mode, without gradients, to gather batch statistics."""
+        if not len(device.data):
+            raise Skip("no samples")
+        net = device.build(task.models["model"])
+        batches = device.gather_statistics(net, device.data, self.local.batch)
+        kept = device.zoo.buffers(task.models["model"].spec)
+        arrays = {name: tensor for name, tensor in device.snapshot(net).items() if name in kept}
+        return Reply(arrays=arrays, weight=float(batches))
+
+    def serve(self, state: Any, client: Client, zoo: Zoo) -> Model | None:
+        """The model this client would use today, with the statistics that were gathered for it."""
+        model = super().serve(state, client, zoo)
+        found = None if model is None else state.statistics.get(model.spec.key)
+        if model is None or found is None:
+            return model
+        return Model(zoo.counting(model.spec), {**model.arrays, **found})

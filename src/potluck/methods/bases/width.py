@@ -1,0 +1,94 @@
+"""Width tiers: what HeteroFL, Federated Dropout and FedRolex share. They differ in which units a client trains.
+
+Each tier trains a sub-model with its share of the units of every axis group, cut out of the server's model and averaged
+back entry by entry, all clients alike. As in HeteroFL (Diao et al., ICLR 2021), a scaler divides the activations of a
+narrow layer by its width in training, and labels are masked. The FedRolex code scores with the test batch's own
+statistics instead of asking for them (``bn_eval = "batch"``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal
+
+from potluck.core import Client, Facts, Reply, Round, SettingsError, Spec, Weight, Zoo, display_name
+from potluck.methods.fedavg import Averaging
+from potluck.parts import WHOLE, Choose, Part, part
+
+
+@dataclass(frozen=True)
+class WidthTiers(Averaging):
+    """Devices train narrow parts of one server model, which may be wider than any of them."""
+
+    weighting: Literal["uniform", "width", "samples"] = "uniform"  # type: ignore[assignment]
+    """How much a client counts: all alike; by the units it has of a layer; by its samples."""
+    label_mask: bool = True
+    rounding: Literal["ceil", "floor"] = "ceil"
+    """Units of a group at a fraction: every released code rounds up, the FedRolex paper writes floor."""
+    scaler: bool = True
+    """Divide by the width while training, where the network has places for it."""
+
+    facts = Facts(networks="width")
+
+    def choose(self, spec: Spec, client: Client, now: Round) -> Choose:
+        """Which units of each group this client trains this round."""
+        raise NotImplementedError
+
+    def heads(self, spec: Spec, client: Client, now: Round) -> Choose | None:
+        """Which entries over all heads together, where heads are not cut each for itself."""
+        return None
+
+    def assign(self, client: Client, now: Round) -> tuple[Spec, Part]:
+        spec, zoo = self.narrow(client, now.zoo), now.zoo
+        axes = zoo.axes(zoo.shallow(zoo.full, client.tier.depth))
+        held = part(axes, self.choose(spec, client, now), zoo.shapes(spec), self.heads(spec, client, now))
+        return self.with_scaler(spec, client, zoo), held
+
+    def submodel_for(self, client: Client, zoo: Zoo) -> tuple[Spec, Part]:
+        spec = self.narrow(client, zoo)
+        return spec, prefix(spec, zoo.shallow(zoo.full, client.tier.depth), zoo)
+
+    def narrow(self, client: Client, zoo: Zoo) -> Spec:
+        """The network of this client's width, rounded as the settings say."""
+        tier = client.tier
+        if self.rounding == "ceil" or tier.width is None:
+            return tier.spec
+        whole = zoo.shallow(zoo.full, tier.depth).sizes
+        ratios = tier.width if isinstance(tier.width, Mapping) else dict.fromkeys(whole, tier.width)
+        sizes = {group: max(1, math.floor(size * ratios.get(group, 1.0) + 1e-9)) for group, size in whole.items()}
+        return replace(tier.spec, sizes=sizes)
+
+    def with_scaler(self, spec: Spec, client: Client, zoo: Zoo) -> Spec:
+        """The network as it trains: with the scaler for its width."""
+        width = client.tier.width
+        if not self.scaler or not isinstance(width, int | float) or width == 1 or "scaler" not in spec.options:
+            return spec
+        return zoo.scaled(spec, float(width))
+
+    def weigh(self, reply: Reply, zoo: Zoo) -> Weight:
+        if self.weighting != "width":
+            return super().weigh(reply, zoo)
+        arrays = reply.models["model"].arrays
+        units = {name: float(tensor.shape[0]) if tensor.dim() else 1.0 for name, tensor in arrays.items()}
+        return self.mask_weight(units, reply, zoo)
+
+    def check(self, zoo: Zoo) -> None:
+        super().check(zoo)
+        for tier in zoo.tiers:
+            base = zoo.shallow(zoo.full, tier.depth) if tier.spec.family == zoo.full.family else tier.spec
+            if tier.spec.family != zoo.full.family or tier.spec.sizes.keys() != base.sizes.keys():
+                raise SettingsError(
+                    f"{display_name(self)} cuts every tier's network out of [model]; tier '{tier.name}' has a model "
+                    "of its own. Give it a width instead."
+                )
+
+
+@lru_cache(maxsize=256)
+def prefix(spec: Spec, whole: Spec, zoo: Zoo) -> Part:
+    """The first units of every group: what HeteroFL trains, and what every width method serves."""
+    if spec == whole == zoo.full:
+        return WHOLE
+    return part(zoo.axes(whole), lambda axis: range(spec.sizes[axis.group]), zoo.shapes(spec))

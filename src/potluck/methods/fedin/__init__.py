@@ -1,0 +1,5 @@
+"""FedIN: the method (`method.py`), lent features (`features.py`), gradients that conflict (`gradients.py`)."""
+
+from potluck.methods.fedin.method import FedIN, FedINState
+
+__all__ = ["FedIN", "FedINState"]

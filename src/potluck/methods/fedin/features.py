@@ -1,0 +1,129 @@
+"""Intermediate features that clients lend each other: what enters a network's body and what leaves it.
+
+The server keeps them in a bank: what clients add in a round, others draw in later ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from potluck.core import EMPTY, Arrays, Batch, Model, Spec, Zoo
+
+FeatureBank: TypeAlias = Mapping[str, Arrays]
+"""Arrays with a row for each sample, under ``<round> <client>``; the oldest first."""
+
+
+@dataclass(frozen=True, eq=False)
+class LentFeatures:
+    """The mean squared error of a body's output against the output of the body that lent the features.
+
+    Over samples and entries. Gradients reach the body alone.
+    """
+
+    entering: Tensor
+    leaving: Tensor
+    gather: bool = False
+    """Let batch norms gather running statistics of lent features too; else they only normalise them."""
+
+    def __call__(self, net: nn.Module, batch: Batch) -> Tensor:
+        body = net.get_submodule("body")
+        made = body(self.entering) if self.gather else without_updates(body, self.entering)
+        return functional.mse_loss(made, self.leaving)
+
+
+def without_updates(net: nn.Module, x: Tensor) -> Tensor:
+    """A network's output, its own buffers left as they were."""
+    buffers = {name: buffer.detach().clone() for name, buffer in net.named_buffers()}
+    out: Tensor = functional_call(net, buffers, (x,))
+    return out
+
+
+def body_features(net: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """What enters the body and what leaves it, normalised as in training, without dropout; nothing is learned."""
+    net.train()
+    for layer in net.modules():
+        if isinstance(layer, nn.Dropout):
+            layer.eval()
+    with torch.no_grad():
+        entering = without_updates(net.get_submodule("stem"), x)
+        leaving = without_updates(net.get_submodule("body"), entering)
+    net.train()
+    return entering, leaving
+
+
+def feature_rows(last: Tensor, samples: int, count: int, rng: torch.Generator) -> Tensor:
+    """This many of a client's rows: those of its last batch, filled up with others, again from the start if need be."""
+    order = torch.randperm(samples, generator=rng)
+    rows = torch.cat([last.cpu(), order[~torch.isin(order, last.cpu())]])[:count]
+    return rows[torch.arange(count) % len(rows)]
+
+
+@lru_cache(maxsize=256)
+def body_shapes(spec: Spec, zoo: Zoo) -> Mapping[str, tuple[int, ...]] | None:
+    """The shapes of what enters (``in``) and leaves (``out``) the body; None: the network is not stem, body, head.
+
+    Found on a network without numbers, by watching what its parts hand on.
+    """
+    blank = {name: torch.empty(size, dtype=kind, device="meta") for name, (size, kind) in zoo.shapes(spec).items()}
+    net = zoo.build(Model(spec, blank)).eval()
+    parts = dict(net.named_children())
+    if not {"stem", "body", "head"} <= parts.keys():
+        return None
+    passed: list[Tensor] = []
+    for name in ("stem", "body", "head"):
+        parts[name].register_forward_hook(lambda part, given, made: passed.extend((given[0], made)))
+    embeds = any(isinstance(layer, nn.Embedding) for layer in parts["stem"].modules())
+    shape = cast("tuple[int, ...]", spec.options["input"])
+    x = torch.zeros(1, *shape, dtype=torch.long if embeds else torch.float, device="meta")
+    scores = net(x)
+    chain = [x, *passed, scores]
+    if len(chain) != 8 or any(one is not other for one, other in zip(chain[::2], chain[1::2], strict=True)):
+        return None
+    return {"in": tuple(chain[2].shape[1:]), "out": tuple(chain[4].shape[1:])}
+
+
+def add_to_bank(bank: FeatureBank, index: int, lent: Mapping[str, Arrays], most: int | None = None) -> FeatureBank:
+    """The bank after a round in which these clients lent something.
+
+    It holds each client's newest alone or, with `most`, whatever came last, that many samples of it. Within a round
+    lenders come in the order of their names, so that no other order matters.
+    """
+    new = {f"{index} {client}": lent[client] for client in sorted(lent)}
+    if most is None:
+        return {**{key: arrays for key, arrays in bank.items() if _lender(key) not in lent}, **new}
+    kept: dict[str, Arrays] = {}
+    for key, arrays in reversed([*bank.items(), *new.items()]):
+        most -= _samples(arrays)
+        if most < 0:
+            break
+        kept[key] = arrays
+    return dict(reversed(kept.items()))
+
+
+def draw_from_bank(bank: FeatureBank, count: int, rng: torch.Generator, without: str | None = None) -> Arrays:
+    """So many samples of the bank, none twice and each as likely as any; none that this client lent itself."""
+    samples = [
+        (arrays, row)
+        for key, arrays in bank.items()
+        if without is None or _lender(key) != without
+        for row in range(_samples(arrays))
+    ]
+    chosen = [samples[at] for at in torch.randperm(len(samples), generator=rng)[:count].tolist()]
+    names = chosen[0][0] if chosen else EMPTY
+    return {name: torch.stack([arrays[name][row] for arrays, row in chosen]) for name in names}
+
+
+def _lender(key: str) -> str:
+    return key.partition(" ")[2]
+
+
+def _samples(arrays: Arrays) -> int:
+    return min((len(tensor) for tensor in arrays.values()), default=0)

@@ -1,0 +1,5 @@
+"""InclusiveFL: the method (`method.py`), and the networks of its tiers on the server (`depth_tiers.py`)."""
+
+from potluck.methods.inclusivefl.method import InclusiveFL, InclusiveState
+
+__all__ = ["InclusiveFL", "InclusiveState"]

@@ -1,0 +1,175 @@
+"""Depth tiers: where each tier's network lies on the server, what it shares, and what it learns from the next larger.
+
+A tier's last block and its head are its own; its stem and its other blocks it shares with every tier that has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from potluck.core import Arrays, Client, Facts, Spec, Zoo
+from potluck.methods.bases.private_head import HEAD, PrivateHead
+from potluck.parts import WHOLE, OverlapMean, Part, Place
+
+Shape: TypeAlias = "tuple[tuple[int, ...], torch.dtype]"
+
+
+@dataclass(frozen=True, eq=False)
+class DepthTier:
+    """A tier's network on the server. Tensors of all but the largest go by another name there."""
+
+    spec: Spec
+    part: Part
+    shared: Mapping[tuple[str, Shape], str]
+    """What it shares with tiers that have the like: (name, shape) and its name on the server."""
+    teachers: Mapping[str, tuple[str, ...]]
+    """For each weight of its last block, by its name on the server, those of the next larger tier that teach it."""
+
+    @property
+    def names(self) -> list[str]:
+        """Its tensors on the server."""
+        return [place.name for place in self.part.places.values()]
+
+
+@lru_cache(maxsize=64)
+def depth_tiers(zoo: Zoo, headless: bool = False) -> tuple[DepthTier, ...]:
+    """A tier for every network of the tiers, smallest first; without their heads, where clients keep those."""
+    specs = tuple(dict.fromkeys(tier.spec for tier in zoo.tiers))
+    parts = [_part(spec, spec == specs[-1], headless, zoo) for spec in specs]
+    tiers = []
+    for number, (spec, own) in enumerate(zip(specs, parts, strict=True)):
+        teachers_of = number + 1 < len(specs) and _teachers(spec, specs[number + 1], zoo)
+        teachers = {
+            own.place(name).name: tuple(parts[number + 1].place(source).name for source in sources)
+            for name, sources in (teachers_of or {}).items()
+        }
+        tiers.append(DepthTier(spec, own, _shared(spec, own, zoo), teachers))
+    return tuple(tiers)
+
+
+@dataclass(frozen=True)
+class DepthTiers(PrivateHead):
+    """Averaging in which the server has a network for each tier."""
+
+    @property
+    def facts(self) -> Facts:
+        return replace(super().facts, networks="depth")
+
+    def tiers(self, zoo: Zoo) -> tuple[DepthTier, ...]:
+        """The tiers' networks as the server has them."""
+        return depth_tiers(zoo, self.private == "head")
+
+    def target(self, zoo: Zoo) -> Spec:
+        return self.tiers(zoo)[-1].spec
+
+    def submodel_for(self, client: Client, zoo: Zoo) -> tuple[Spec, Part]:
+        tiers = self.tiers(zoo)
+        tier = next((tier for tier in tiers if tier.spec == client.tier.spec), tiers[-1])
+        return tier.spec, tier.part
+
+    def buffers(self, zoo: Zoo) -> frozenset[str]:
+        return frozenset(
+            tier.part.place(name).name
+            for tier in self.tiers(zoo)
+            for name in zoo.buffers(tier.spec) & tier.part.places.keys()
+        )
+
+
+def add_momentum(
+    whole: Arrays, mean: Arrays, momentum: Arrays, share: float, present: Container[Spec], tiers: Sequence[DepthTier]
+) -> Arrays:
+    """Where tiers are to go: to their clients' mean, but for the last block, which borrows a share of momentum."""
+    target = dict(mean)
+    for tier in tiers if share else ():
+        for name in tier.teachers if tier.spec in present else ():
+            step = share * momentum[name] + (1 - share) * (mean[name] - whole[name])
+            target[name] = torch.where(step == 0, whole[name], whole[name] + step)
+    return target
+
+
+def next_momentum(
+    whole: Arrays, target: Arrays, momentum: Arrays, present: Container[Spec], tiers: Sequence[DepthTier]
+) -> Arrays:
+    """Momentum for the next round: the mean step of the larger tier's blocks, or the last one while it is absent."""
+    found = dict(momentum)
+    for tier, larger in pairwise(tiers):
+        for name, sources in tier.teachers.items() if larger.spec in present else ():
+            found[name] = torch.stack([target[source] - whole[source] for source in sources]).mean(0)
+    return found
+
+
+def average_shared(arrays: Arrays, weights: Mapping[Spec, float], tiers: Sequence[DepthTier]) -> Arrays:
+    """Shared tensors averaged over the tiers that have them; those that sent nothing count nothing, but receive."""
+    owners: dict[tuple[str, Shape], list[DepthTier]] = {}
+    for tier in tiers:
+        for tensor in tier.shared:
+            owners.setdefault(tensor, []).append(tier)
+    out = dict(arrays)
+    for tensor, several in owners.items():
+        places = [tier.shared[tensor] for tier in several]
+        if len(several) > 1 and any(tier.spec in weights for tier in several):
+            mean = OverlapMean({"": arrays[places[0]]})
+            for tier, place in zip(several, places, strict=True):
+                mean.add({"": arrays[place]}, WHOLE, weights.get(tier.spec, 0.0))
+            out |= dict.fromkeys(places, mean.value()[""])
+    return out
+
+
+def block_count(spec: Spec, zoo: Zoo) -> int:
+    """How many blocks a network has."""
+    return 1 + max((block for _, block in _tensor_blocks(spec, zoo) if block is not None), default=-1)
+
+
+def _part(spec: Spec, largest: bool, headless: bool, zoo: Zoo) -> Part:
+    names = [name for name in zoo.shapes(spec) if not (headless and name.startswith(HEAD))]
+    return Part({name: Place(name if largest else f"{name} of {spec.key}") for name in names})
+
+
+def _shared(spec: Spec, own: Part, zoo: Zoo) -> dict[tuple[str, Shape], str]:
+    last, shapes = block_count(spec, zoo) - 1, zoo.shapes(spec)
+    common = [
+        name for name, block in _tensor_blocks(spec, zoo) if name.startswith("stem.") or block not in (None, last)
+    ]
+    return {(name, shapes[name]): own.place(name).name for name in common}
+
+
+def _teachers(spec: Spec, larger: Spec, zoo: Zoo) -> dict[str, tuple[str, ...]]:
+    """For each weight of the last block, its likes in the larger network, from the block at that depth to the end."""
+    last, shapes, buffers = block_count(spec, zoo) - 1, zoo.shapes(spec), zoo.buffers(spec)
+    upper = [name for name, block in _tensor_blocks(larger, zoo) if block is not None and block >= last]
+    found = {}
+    for name, block in _tensor_blocks(spec, zoo):
+        if block is not None and block == last and name not in buffers:
+            role, shape = _role(spec, name), shapes[name]
+            sources = (each for each in upper if _role(larger, each) == role and zoo.shapes(larger)[each] == shape)
+            found[name] = tuple(sources)
+    return {name: sources for name, sources in found.items() if sources}
+
+
+def _tensor_blocks(spec: Spec, zoo: Zoo) -> Iterable[tuple[str, int | None]]:
+    return [(name, zoo.block(spec, name)) for name in zoo.shapes(spec)]
+
+
+def _role(spec: Spec, name: str) -> str:
+    """What a tensor is in its block: its name without ``body.<block>`` or ``body.<stage>.<position>``."""
+    return name.split(".", 3 if isinstance(spec.depth, tuple) else 2)[-1]
+
+
+class MomentumMean(OverlapMean):
+    """A mean some of whose tensors were moved."""
+
+    def __init__(self, mean: OverlapMean, target: Arrays) -> None:
+        self.mean, self.target = mean, target
+
+    def value(self) -> Arrays:
+        return self.target
+
+    def covered(self, name: str) -> Tensor | bool:
+        return self.mean.covered(name)

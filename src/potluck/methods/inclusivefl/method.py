@@ -1,0 +1,168 @@
+"""InclusiveFL: weak devices train shallow networks, strong ones deep; bottom layers meet, top layers teach.
+
+Liu et al., "No One Left Behind: Inclusive Federated Learning over Heterogeneous Devices", KDD 2022,
+https://arxiv.org/abs/2202.08036. The server keeps a network and an optimiser for each tier. In a round every tier's
+clients are averaged; the last layer of a tier borrows a share of what the next larger tier's top layers learnt when
+that tier last took part (*momentum distillation*); the tier's optimiser steps; then each layer is averaged over the
+tiers that share it. The last layer and the head of a tier, the largest too, are its own; the stem is everybody's.
+
+``profile = "paper"``: local SGD, Adam on the server. ``profile = "code"``: clients send the gradient at the weights
+they got (times their learning rate), all samples count alike, and AdamW takes one step. The released code never applies
+its momentum and divides by zero when all owners of a layer are absent; here momentum works under both profiles, and
+such a layer keeps its value. In residual networks a layer is a block, and only tensors of one shape teach each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+
+from potluck.core import (
+    EMPTY,
+    Arrays,
+    Device,
+    Fit,
+    FitRequest,
+    Model,
+    Reply,
+    Round,
+    SettingsError,
+    Spec,
+    Task,
+    Zoo,
+)
+from potluck.methods.bases.private_head import HEAD
+from potluck.methods.fedavg import AveragedState
+from potluck.methods.inclusivefl.depth_tiers import (
+    DepthTiers,
+    MomentumMean,
+    add_momentum,
+    average_shared,
+    block_count,
+    next_momentum,
+)
+from potluck.parts import Adam, AdamW, OverlapMean, Rule, Slots
+
+PAPER, CODE = Adam(lr=0.03), AdamW(lr=5e-5)
+"""The server's optimisers under either profile, unless another is asked for."""
+
+
+@dataclass(frozen=True)
+class InclusiveState(AveragedState):
+    """The server's half: every tier's network in one model, and what tiers may borrow from the next larger one."""
+
+    momentum: Arrays = EMPTY
+    """For each weight of a tier's last layer, the mean step of the larger tier's layers from that depth on."""
+
+
+@dataclass(frozen=True)
+class InclusiveFL(DepthTiers):
+    """A network per tier; tiers share their bottom layers, and small ones learn from the top of larger ones."""
+
+    weighting: Literal["samples", "uniform"] = "uniform"
+    """How much a client counts in its tier, and tiers count among each other; by samples under profile "code"."""
+    server: Rule = PAPER
+    """How each tier's mean moves its network. Left as it is, profile "code" takes AdamW at a rate of 5e-5."""
+    profile: Literal["paper", "code"] = "paper"
+    """Local training and Adam on the server, or one step of AdamW on everybody's gradients."""
+    borrow: float = 0.2  # beta in the paper
+    """The share of the larger tier's momentum in the last layer's step; 0: none."""
+    source: Literal["post", "pre"] = "post"
+    """Momentum is taken of steps after they borrowed (the paper's algorithm, in which it trickles down) or before."""
+    share_layers: bool = True
+    """Average layers over tiers. Without, tiers learn from each other through momentum alone."""
+    rates: tuple[float, ...] = ()
+    """The server's learning rate for each tier, smallest first; none: the rule's own for all."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rates", tuple(self.rates))
+        if not 0 <= self.borrow <= 1:
+            raise ValueError(f"method.borrow = {self.borrow} must be from 0 to 1")
+        if self.profile == "code":
+            object.__setattr__(self, "weighting", "samples")
+            object.__setattr__(self, "server", CODE if self.server == PAPER else self.server)
+        if self.profile == "code" and self.private == "head":
+            raise ValueError('method.private = "head" needs profile = "paper": under "code" clients take no steps')
+        if self.rates and self.server.name == "replace":
+            raise ValueError(
+                f'method.rates = {list(self.rates)} needs a server rule with a rate, and "replace" has none'
+            )
+
+    def init(self, zoo: Zoo, rng: torch.Generator) -> InclusiveState:
+        *smaller, largest = self.tiers(zoo)
+        deep = self.public_tensors(zoo.fresh(largest.spec, rng).arrays)
+        pool = dict(deep)
+        for tier in smaller:
+            for name, own in self.public_tensors(zoo.fresh(tier.spec, rng).arrays).items():
+                bottom = name in deep and deep[name].shape == own.shape and not name.startswith(HEAD)
+                pool[tier.part.place(name).name] = deep[name] if bottom else own
+        taught = [name for tier in smaller for name in tier.teachers]
+        momentum = {name: torch.zeros_like(pool[name]) for name in taught}
+        return InclusiveState(Model(largest.spec, pool), momentum=momentum)
+
+    def round(self, state: InclusiveState, now: Round) -> InclusiveState:
+        whole = state.model.arrays
+        mean = OverlapMean(whole)
+        weights: dict[Spec, float] = {}
+        for reply in self.train_cohort(mean, state, now)[0]:
+            spec, count = reply.models["model"].spec, reply.weight if self.weighting == "samples" else 1.0
+            weights[spec] = weights.get(spec, 0.0) + count
+        tiers, means = self.tiers(now.zoo), mean.value()
+        target = add_momentum(whole, means, state.momentum, self.borrow, weights, tiers)
+        source = target if self.source == "post" else means
+        momentum = next_momentum(whole, source, state.momentum, weights, tiers)
+        arrays, slots = self.step_tiers(whole, MomentumMean(mean, target), state.slots, now.zoo)
+        arrays = average_shared(arrays, weights, tiers) if self.share_layers else arrays
+        return replace(state, model=Model(state.model.spec, arrays), slots=slots, momentum=momentum)
+
+    def step_tiers(self, whole: Arrays, mean: MomentumMean, slots: Slots, zoo: Zoo) -> tuple[Arrays, Slots]:
+        """Every tier's network after its optimiser's step; that of an absent tier stands still."""
+        out = dict(whole)
+        for number, tier in enumerate(self.tiers(zoo)):
+            rule: Any = self.server
+            if self.rates:
+                rule = replace(rule, lr=self.rates[number])
+            stepped, slots = rule({name: whole[name] for name in tier.names}, mean, slots, self.buffers(zoo))
+            out |= {name: stepped[name] for name in tier.names}
+        return out, slots
+
+    def request(self, task: Task, device: Device) -> FitRequest:
+        """Local training; under profile "code", the gradient over one pass at the weights that were sent (FedSGD)."""
+        request = super().request(task, device)
+        if self.profile == "paper":
+            return request
+        still = replace(self.local, lr=0.0, epochs=1, optimiser="sgd")
+        return replace(request, local=still, want_gradient=True)
+
+    def report(self, task: Task, device: Device, fit: Fit) -> Reply:
+        """The trained model; under profile "code", the received one less its gradient times the local rate.
+
+        Under the server's Adam that rate changes nothing, but a larger one saves digits: a model that hardly moved
+        tells little of where it was going.
+        """
+        reply = super().report(task, device, fit)
+        if self.profile == "paper":
+            return reply
+        model, rate = reply.models["model"], self.local.rate(device.round)
+        arrays = dict(model.arrays)
+        for name, slope in (fit.gradient or {}).items():
+            arrays[name] = arrays[name] - rate * slope
+        return replace(reply, models={"model": Model(model.spec, arrays)})
+
+    def check(self, zoo: Zoo) -> None:
+        super().check(zoo)
+        tiers, names = self.tiers(zoo), {tier.spec: tier.name for tier in zoo.tiers}
+        for small, large in pairwise(tiers):
+            if (
+                block_count(small.spec, zoo) >= block_count(large.spec, zoo)
+                or not small.shared.keys() & large.shared.keys()
+            ):
+                raise SettingsError(
+                    f"InclusiveFL needs tiers of one network that differ in depth alone; '{names[small.spec]}' is not "
+                    f"the bottom of '{names[large.spec]}'. Give each [[tier]] a depth of its own, and no width."
+                )
+        if self.rates and len(self.rates) != len(tiers):
+            raise SettingsError(f"method.rates = {list(self.rates)} must hold a rate for each of {len(tiers)} tiers.")
