@@ -257,7 +257,7 @@ class TaskRun:
         return TaskResult(self._bare, stamped, device.memory if changed else None)
 
     def _protect(self, reply: Reply) -> Reply:
-        """A reply as it leaves the client's device. Scores are for whoever runs the experiment: they leave as they are."""
+        """A reply as it leaves the client's device. Scores leave as they are: they are for whoever runs it."""
         task, context = self._task, self._worker.context
         if context.mechanism is None or task.to == SERVER or task.verb == "score":
             return reply

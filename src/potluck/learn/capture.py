@@ -61,7 +61,7 @@ class CapturePolicy:
 
 
 class GraphCache:
-    """Graphs of several kinds of work: each kind runs as it is a few times, then is captured, and replayed from then on."""
+    """Graphs of several kinds of work: each kind runs as it is a few times, then is captured and replayed."""
 
     def __init__(self, stream: torch.cuda.Stream | None, pool: Any, policy: CapturePolicy) -> None:
         """`pool`: memory for all of it, since no two graphs run at the same time."""

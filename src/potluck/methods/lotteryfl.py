@@ -131,7 +131,7 @@ def prune_mask(weights: Tensor, mask: Tensor, share: float) -> Tensor:
 
 
 def pack_masked(arrays: Arrays, masks: Arrays) -> Arrays:
-    """MaskedGradients the entries under the masks, one after the other; other tensors entire."""
+    """Only the entries under the masks, one after the other; other tensors entire."""
     return {name: tensor[masks[name]] if name in masks else tensor for name, tensor in arrays.items()}
 
 

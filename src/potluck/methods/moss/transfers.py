@@ -120,8 +120,8 @@ class WireTransfers(PerTier):
         for tier in zoo.tiers:
             if zoo.counting(tier.spec) != tier.spec:
                 raise SettingsError(
-                    f"Moss runs models in evaluation mode, and tier '{tier.name}' has static batch norm, which keeps no "
-                    'statistics for that. Set norm = "running" or norm = "group" where the model is named.'
+                    f"Moss runs models in evaluation mode, and tier '{tier.name}' has static batch norm, which keeps "
+                    'no statistics for that. Set norm = "running" or norm = "group" where the model is named.'
                 )
             if not tap_shapes(tier.spec, zoo):
                 raise SettingsError(f"Moss finds no layers to tap in tier '{tier.name}'. Use a deeper network.")
