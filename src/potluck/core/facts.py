@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from potluck.core.plain import EMPTY
 
 
 @dataclass(frozen=True)
@@ -30,3 +33,24 @@ def facts_of(method: object) -> Facts | None:
     """What a method (under its settings) declares; None where it declares nothing."""
     found = getattr(method, "facts", None)
     return found if isinstance(found, Facts) else None
+
+
+@dataclass(frozen=True)
+class ContractSettings:
+    """Settings under which the contract suite tries a method. A class declares them as `contract`; all are optional."""
+
+    as_fedavg: Mapping[str, Any] | None = None
+    """With these settings, on equal devices, the method is FedAvg; None: never, and `why_not` says why."""
+    why_not: str = ""
+    within: float = 0.0
+    """How far its weights may then be from FedAvg's; 0: they are equal bit for bit."""
+    local: Mapping[str, Any] | None = None
+    """How clients must train for that, where it matters."""
+    rounds: int = 2
+    """For how many rounds it is FedAvg."""
+    idle: Mapping[str, Any] = EMPTY
+    """With these settings the server itself trains nothing."""
+    quick: Mapping[str, Any] = EMPTY
+    """With these settings the server itself trains little."""
+    tiers: Literal["depth", "width"] | None = None
+    """What tiers differ in where the method is tried; None: in width if its facts say so, else in depth."""

@@ -71,10 +71,10 @@ def method(settings: Mapping[str, Any], local: Any, where: str = "settings", tex
     trained = own.pop("local", {})
     if isinstance(trained, Mapping):
         trained = {**dataclasses.asdict(local), **trained}
-    return checked(_named(wanted, named), {**own, "local": trained}, where, text, section=("method",))
+    return checked(method_class(wanted, named), {**own, "local": trained}, where, text, section=("method",))
 
 
-def _named(wanted: str, where: str) -> type[Any]:
+def method_class(wanted: str, where: str = "") -> type[Any]:
     if wanted in METHODS:
         return METHODS[wanted]
     if ":" not in wanted:

@@ -1,0 +1,648 @@
+"""The contract: what every method promises, checked on any method, ours or a user's own.
+
+A method is tried in a small federation on digits: nine clients in three tiers, unequal data, four rounds. What it needs
+(tiers of width or depth, public rows) follows from its `facts`. ``potluck check-method module:Class`` and
+`check_method` run all promises and say which are broken.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import math
+import random
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from potluck.core import (
+    EMPTY,
+    SERVER,
+    Client,
+    ContractSettings,
+    Examples,
+    Facts,
+    Model,
+    Reply,
+    Round,
+    SettingsError,
+    Task,
+    UserError,
+    digest,
+    facts_of,
+    settings,
+    stream,
+)
+from potluck.engines import ENGINES, Dispatcher, Graphs, Serial, SimulationContext, TaskEnvelope, TaskResult
+from potluck.methods import METHODS, FedAvg
+from potluck.run import config
+from potluck.run.assemble import Setup, assemble
+from potluck.run.result import Result
+from potluck.run.session import resume, run
+
+SHALLOW = [{"name": name, "depth": depth} for name, depth in (("small", 1), ("medium", 2), ("large", 3))]
+NARROW = [{"name": name, "width": width} for name, width in (("small", 0.2), ("medium", 0.6), ("large", 1.0))]
+EQUAL = [{"name": "everyone"}]
+OWN_NETWORKS = [
+    {"name": "small", "model": {"name": "mlp", "hidden": 4}},
+    {"name": "medium", "model": {"name": "lenet"}},
+    {"name": "large"},
+]
+"""Tiers with nothing in common but the classes."""
+PUBLIC = 40
+"""Public rows, for methods that need them."""
+CLIENTS = 9
+
+
+class BrokenPromise(UserError):
+    """A method does not do what every method promises."""
+
+    exit_code = 7
+
+
+@dataclass(frozen=True, eq=False)
+class MethodCase:
+    """A method under some settings of its own, and the small federation in which it is tried."""
+
+    kind: type[Any]
+    own: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def name(self) -> str:
+        """The name under which settings ask for it."""
+        listed = {kind: name for name, kind in METHODS.items()}
+        return listed.get(self.kind) or f"{self.kind.__module__}:{self.kind.__qualname__}"
+
+    @property
+    def contract(self) -> ContractSettings:
+        """What the method's class says about how to try it."""
+        found = vars(self.kind).get("contract")
+        return found if isinstance(found, ContractSettings) else ContractSettings(why_not="it does not say")
+
+    @cached_property
+    def facts(self) -> Facts:
+        return facts_of(self.make({}, {})) or Facts()
+
+    @property
+    def tiers(self) -> list[dict[str, Any]]:
+        """Three tiers of the kind that the method is for."""
+        kind = self.contract.tiers or ("width" if self.facts.networks == "width" else "depth")
+        return NARROW if kind == "width" else SHALLOW
+
+    def plain(self, **changes: Any) -> dict[str, Any]:
+        """The settings of a federation of 3 x 3 unequal devices with unequal data."""
+        public = PUBLIC * (self.facts.public != "none" or bool(self.contract.idle) or bool(self.contract.quick))
+        base = {
+            "rounds": 4,
+            "cohort": 5,
+            "data": {"clients": CLIENTS, "partition": "dirichlet", "alpha": 0.5, "public": public},
+            "model": {"name": "mlp", "hidden": 8, "depth": 3},
+            "tier": self.tiers,
+            "method": {"name": self.name, **merge(self.contract.quick, self.own)},
+            "local": {"lr": 0.1, "epochs": 1, "batch": 16},
+            "score": {"every": 2, "clients": 3},
+            "run": {"engine": "serial"},
+        }
+        return {**base, **changes}
+
+    def make(self, changes: Mapping[str, Any], local: Mapping[str, Any]) -> Any:
+        """The method object, with some settings changed."""
+        own = merge(merge(self.contract.quick, self.own), changes)
+        return config.checked(self.kind, {**own, "local": dict(local)}, "settings")
+
+    def run(self, folder: Path, method: Any = None, **changes: Any) -> Result:
+        """Runs the federation."""
+        plain = self.plain(**changes)
+        return run(plain, folder, method=method or self.make({}, plain["local"]))
+
+    def __str__(self) -> str:
+        return "-".join([self.name, *(str(value) for value in self.own.values())])
+
+
+def merge(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with others put over them."""
+    return {**first, **second}
+
+
+class Trial:
+    """A method's runs in the contract's federation: each is made once, and used by all promises that look at it."""
+
+    def __init__(self, case: MethodCase, folder: Path) -> None:
+        self.case, self.folder = case, folder
+        self._runs: dict[str, Result] = {}
+
+    def run(self, **changes: Any) -> Result:
+        """The run with these settings changed."""
+        key = json.dumps(changes, sort_keys=True)
+        if key not in self._runs:
+            self._runs[key] = self.case.run(self.folder / str(len(self._runs)), **changes)
+        return self._runs[key]
+
+    def new_folder(self) -> Path:
+        """A folder for a run that is not used again."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(dir=self.folder)) / "run"
+
+    def rounds(self, own: Mapping[str, Any] = EMPTY, **changes: Any) -> SingleRounds:
+        """The federation, to be run round by round, with these settings changed."""
+        case = replace(self.case, own=merge(self.case.own, own)) if own else self.case
+        return SingleRounds(case, changes)
+
+
+class SingleRounds:
+    """A federation whose rounds are run one by one, on the serial engine."""
+
+    def __init__(self, case: MethodCase, changes: Mapping[str, Any], method: Any = None) -> None:
+        plain = case.plain(**changes)
+        given = method if method is not None else case.make({}, plain["local"])
+        self.setup: Setup = assemble(config.experiment(plain), method=given)
+        self.method, self.zoo = self.setup.context.method, self.setup.context.zoo
+        self.memories: dict[str, tuple[int, Mapping[str, Any]]] = {}
+        self.engine = ListeningEngine(self.setup.context)
+        self.dispatcher = Dispatcher(self.engine, self.method, self.zoo, recall=self.memories.get)
+
+    def init(self) -> Any:
+        return self.method.init(self.zoo, stream(0, "init"))
+
+    def round(
+        self, state: Any, index: int = 0, order: Callable[[list[Client]], list[Client]] = list, size: int = CLIENTS
+    ) -> Any:
+        """A committed round of `size` clients in this order."""
+        self.session = self.dispatcher.open(index)
+        population = self.setup.population
+
+        def recruit(wanted: Callable[[Client], bool]) -> Sequence[Client]:
+            return order(population.cohort(index, size, wanted))
+
+        cohort = recruit(lambda client: True)
+        now = Round(
+            index, cohort, population.clients, self.zoo, 0, self.session.send, self.session.fold, recruit
+        )  # fmt: skip
+        state = self.method.round(state, now)
+        self.session.close()
+        self.memories |= {client: (index, memory) for client, memory in self.session.staged.items()}
+        return state
+
+    @property
+    def remembered(self) -> dict[str, Mapping[str, Any]]:
+        """What clients remember."""
+        return {client: memory for client, (_, memory) in self.memories.items()}
+
+    def tensors(self, state: Any) -> dict[str, Tensor]:
+        """Every tensor that the server or a client holds."""
+        return {**tensors_of(state, "server"), **tensors_of(self.remembered, "clients")}
+
+
+class ListeningEngine(Serial):
+    """The serial engine, which notes what crosses it.
+
+    With `blind`, every second client adds to its upload what every other one takes away from its own: sums stay.
+    """
+
+    def __init__(self, context: SimulationContext) -> None:
+        super().__init__(context)
+        self.blind = self.bits = False
+        self.specs: set[Any] = set()
+        self.bytes: list[tuple[str, int, int]] = []
+        """Of every task: whom it was for, and the bytes of tensors that went down and up."""
+
+    def run(self, envelopes: Iterable[TaskEnvelope]) -> Iterator[TaskResult]:
+        for envelope in envelopes:
+            (result,) = super().run([envelope])
+            task, reply = envelope.task, result.reply
+            self.bytes.append((task.to, wire_bytes(task), wire_bytes(reply) if reply else 0))
+            if task.to == SERVER or reply is None:
+                yield result
+                continue
+            if "model" in task.models:
+                self.specs.add((task.verb, task.models["model"].spec))
+            uploaded = [*reply.arrays.values(), *tensors_of(reply.models).values()]
+            self.bits |= any(tensor.dtype == torch.bool for tensor in uploaded)
+            yield replace(result, reply=self._hide(reply)) if self.blind else result
+
+    def trained_specs(self) -> set[Any]:
+        """The networks that clients were asked to train."""
+        return {spec for verb, spec in self.specs if verb == "train"} or {spec for _, spec in self.specs}
+
+    def _hide(self, reply: Reply) -> Reply:
+        sign = 1 - 2 * (int(reply.task.to.removeprefix("c")) % 2)
+
+        def hidden(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            pads = {name: torch.rand(t.shape, generator=stream(0, "pad", name)) for name, t in arrays.items()}
+            return {name: t + sign * pads[name] if t.is_floating_point() else t for name, t in arrays.items()}
+
+        models = {key: Model(model.spec, hidden(model.arrays)) for key, model in reply.models.items()}
+        return replace(reply, models=models, arrays=hidden(reply.arrays))
+
+
+def wire_bytes(message: Task | Reply) -> int:
+    """Bytes of tensors in a message, counted one by one; eight truth values make a byte."""
+    found = [*message.arrays.values(), *(t for model in message.models.values() for t in model.arrays.values())]
+    return sum(math.ceil(t.numel() / 8) if t.dtype == torch.bool else t.numel() * t.element_size() for t in found)
+
+
+def tensors_of(value: Any, path: str = "") -> dict[str, Tensor]:
+    """Every tensor in a state or a memory, by its path."""
+    if isinstance(value, Tensor):
+        return {path: value}
+    if isinstance(value, Model):
+        return tensors_of(value.arrays, path)
+    items = value if isinstance(value, Mapping) else vars(value) if dataclasses.is_dataclass(value) else {}
+    return {k: t for name, item in items.items() for k, t in tensors_of(item, f"{path}/{name}").items()}
+
+
+def read_lines(result: Result, name: str) -> list[dict[str, Any]]:
+    """A file of JSON lines in a run folder."""
+    return [json.loads(line) for line in (result.folder / name).read_text().splitlines()]
+
+
+def read_ledger(result: Result) -> list[dict[str, Any]]:
+    """The ledger, without what a clock measured."""
+    found = read_lines(result, "ledger.jsonl")
+    for line in found:
+        line.pop("seconds", None)
+        line.pop("time", None)
+        line.get("measured", {}).pop("seconds", None)
+    return found
+
+
+def is_finite(value: Any) -> bool:
+    """Whether every number in plain values is finite."""
+    if isinstance(value, dict):
+        return all(map(is_finite, value.values()))
+    if isinstance(value, list):
+        return all(map(is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def demand(kept: bool, broken: str) -> None:
+    """Raises `BrokenPromise` with this sentence, unless the promise is kept."""
+    if not kept:
+        raise BrokenPromise(broken)
+
+
+@contextmanager
+def global_seed(seed: int) -> Iterator[None]:
+    """While this lasts, the global generators of torch, numpy and Python start from a seed."""
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])
+
+
+def settings_survive_json(trial: Trial) -> None:
+    """Its settings survive JSON: written, read back and made again, the method is equal."""
+    case = trial.case
+    local = case.plain()["local"]
+    made = case.make({}, local)
+    frozen = getattr(getattr(case.kind, "__dataclass_params__", None), "frozen", False)
+    demand(frozen, "it is no frozen dataclass; write @dataclass(frozen=True), and keep what changes in the state")
+    again = config.checked(case.kind, json.loads(json.dumps(settings(made))), "settings")
+    demand(again == made and hash(again) == hash(made), "its settings, written as JSON and read back, are not equal")
+    for each in fields(made):
+        value = getattr(made, each.name)
+        if isinstance(value, float):
+            moved = replace(made, **{each.name: value + 0.25})
+            arrived = config.checked(case.kind, json.loads(json.dumps(settings(moved))), "settings")
+            demand(arrived == moved, f"its setting '{each.name}' does not arrive when it is changed")
+
+
+def wire_gives_the_same_bits(trial: Trial) -> None:
+    """Every message may be bytes: the engine `wire` ends with the weights, scores and ledger of `serial`."""
+    _same_run(trial, trial.run(run={"engine": "wire"}), "on wire")
+
+
+def pool_gives_the_same_bits(trial: Trial) -> None:
+    """Worker processes change nothing: the engine `pool` ends with the weights, scores and ledger of `serial`."""
+    _same_run(trial, trial.run(run={"engine": "pool", "workers": 2}), "on pool")
+
+
+def _same_run(trial: Trial, other: Result, where: str) -> None:
+    reference = trial.run()
+    demand(other.weights_sha256 == reference.weights_sha256, f"its weights {where} differ from those on serial")
+    same = read_lines(other, "scores.jsonl") == read_lines(reference, "scores.jsonl")
+    demand(same, f"its scores {where} differ from those on serial")
+    demand(read_ledger(other) == read_ledger(reference), f"its ledger {where} differs from that on serial")
+
+
+def captured_steps_give_the_same_bits(trial: Trial) -> None:
+    """Steps captured once and replayed, as on a GPU, end with the same weights."""
+    own = {**ENGINES}
+    reference = trial.run()
+    engines: Any = ENGINES
+    engines["serial"] = Graphs
+    try:
+        captured = trial.case.run(trial.new_folder())
+    finally:
+        engines.update(own)
+    demand(captured.weights_sha256 == reference.weights_sha256, "its weights differ when local steps are replayed")
+
+
+def the_given_state_is_untouched(trial: Trial) -> None:
+    """A round returns a new state; the given one, and the clients' memories, stay as they were."""
+    made = trial.rounds()
+    state = made.round(made.init())
+    given = tensors_of(state)
+    kept = {path: tensor.clone() for path, tensor in given.items()}
+    before = dict(made.memories)
+    held = tensors_of({client: memory for client, (_, memory) in before.items()})
+    remembered = {path: tensor.clone() for path, tensor in held.items()}
+    plain = copy.deepcopy({name: value for name, value in vars(state).items() if not tensors_of({"": value})})
+    after = made.round(state, 1)
+    demand(after is not state or not given, "round() returned the very state that it was given")
+    same = tensors_of(state).keys() == kept.keys() and all(torch.equal(given[p], t) for p, t in kept.items())
+    demand(same, "round() edits tensors of the state that it was given; make new ones, and return a new state")
+    same = all(vars(state)[name] == value for name, value in plain.items())
+    demand(same, "round() edits plain values of the state that it was given; return a new state")
+    same = all(torch.equal(held[path], tensor) for path, tensor in remembered.items())
+    demand(same, "a client edits the memory of an earlier round; put a new value under its name")
+
+
+def the_method_object_stays_as_it_was(trial: Trial) -> None:
+    """It keeps nothing on itself: used for a second run, one object gives what a new one gives."""
+    reference, plain = trial.run(), trial.case.plain()
+    used = trial.case.make({}, plain["local"])
+    before = copy.deepcopy(vars(used))
+    for number in (1, 2):
+        again = trial.case.run(trial.new_folder(), method=used)
+        same = again.weights_sha256 == reference.weights_sha256
+        demand(same, f"used for {number} run(s), the same object gives another result: it keeps state on itself")
+    demand(vars(used) == before, "a run changes fields of the method object; keep what changes in the state")
+
+
+def nothing_is_drawn_from_global_generators(trial: Trial) -> None:
+    """It draws only from `now.rng` and `device.rng`: other seeds of global generators change nothing."""
+    found = []
+    for seed in (1, 2):
+        with global_seed(seed):
+            made = trial.rounds()
+            found.append(digest(made.tensors(made.round(made.round(made.init()), 1))))
+    demand(
+        found[0] == found[1],
+        "its result depends on a global random generator (torch, numpy or random); draw from now.rng or device.rng",
+    )
+
+
+def a_resumed_run_equals_one_that_never_stopped(trial: Trial) -> None:
+    """Stopped after two rounds and resumed, a run equals one that never stopped."""
+    case, folder = trial.case, trial.new_folder()
+    case.run(folder, rounds=2)
+    plain = case.plain()
+    resumed, whole = resume(folder, rounds=4, method=case.make({}, plain["local"])), trial.run()
+    demand(resumed.weights_sha256 == whole.weights_sha256, "a resumed run ends with other weights: state is lost")
+    same = read_lines(resumed, "scores.jsonl") == read_lines(whole, "scores.jsonl")
+    demand(same, "a resumed run has other scores")
+    demand(read_ledger(resumed) == read_ledger(whole), "a resumed run has another ledger")
+
+
+def the_order_of_clients_does_not_matter(trial: Trial) -> None:
+    """Permuting the cohort changes nothing beyond rounding."""
+    found = []
+    for order in (list, lambda cohort: cohort[::-1], lambda cohort: cohort[4:] + cohort[:4]):
+        made = trial.rounds()
+        found.append(made.tensors(made.round(made.round(made.init(), 0, order), 1, order)))
+        demand(made.session.accepted > 0, "no client's reply is accepted")
+    first, *others = found
+    for other in others:
+        same = other.keys() == first.keys()
+        same = same and all(torch.allclose(other[p], t, rtol=1e-5, atol=1e-6) for p, t in first.items())
+        demand(same, "another order of the same clients gives another result; look replies up by task, not by position")
+
+
+def a_lost_client_is_survived(trial: Trial) -> None:
+    """Clients that drop out at random are survived."""
+    result = trial.run(fleet={"dropout": 0.4})
+    tasks = [line for line in read_ledger(result) if line["event"] == "task"]
+    reasons = {line["reason"] for line in tasks if line["outcome"] == "absent"}
+    demand({line["outcome"] for line in tasks} == {"accepted", "absent"}, "replies are refused when clients drop out")
+    demand(reasons == {"dropped out"}, f"clients fail when others drop out: {sorted(reasons - {'dropped out'})}")
+    demand(result.rounds == 4 and is_finite(read_lines(result, "scores.jsonl")), "scores are not finite")
+
+
+def everything_is_finite(trial: Trial) -> None:
+    """Weights, memories, scores and the ledger hold finite numbers."""
+    result = trial.run()
+    demand(is_finite(read_ledger(result)), "the ledger holds NaN or infinity")
+    demand(is_finite(read_lines(result, "scores.jsonl")) and is_finite(result.plain()), "scores are NaN or infinity")
+    made = trial.rounds()
+    numbers = made.tensors(made.round(made.round(made.init()), 1))
+    demand(bool(numbers), "neither state nor memories hold a tensor after two rounds")
+    demand(all(bool(t.isfinite().all()) for t in numbers.values()), "weights or memories hold NaN or infinity")
+
+
+def bytes_are_those_of_the_tensors(trial: Trial) -> None:
+    """Bytes in the ledger are those of the tensors that cross the wire."""
+    made = trial.rounds()
+    made.round(made.init())
+    booked = [(entry.task.to, entry.cost.bytes_down, entry.cost.bytes_up) for entry in made.session.entries]
+    demand(booked == made.engine.bytes, "the ledger's bytes are not those of the tensors sent")
+
+
+def without_local_steps_the_model_stays(trial: Trial) -> None:
+    """Without local steps, and with an idle server, the served model stays bit for bit; a run of that kind finishes."""
+    local = {"lr": 0.1, "steps": 0}
+    made = trial.rounds(trial.case.contract.idle, local=local)
+    state = made.init()
+    after = made.round(made.round(state), 1)
+    demand(made.session.accepted > 0, "no client's reply is accepted when it takes no local step")
+    served = [_served(made, each) for each in (state, after)]
+    demand(digest(served[0]) == digest(served[1]), "the model changes although nobody takes a step")
+    result = trial.run(local=local)
+    finite = is_finite(read_lines(result, "scores.jsonl")) and is_finite(read_ledger(result))
+    demand(result.rounds == 4 and finite, "a run without local steps does not end with finite numbers")
+
+
+def _served(made: SingleRounds, state: Any) -> dict[str, Tensor]:
+    """What server and tiers would use."""
+    who = [made.setup.server, *(Client(f"any {tier.name}", tier) for tier in made.zoo.tiers)]
+    models = {client.id: made.method.serve(state, client, made.zoo) for client in who}
+    return {f"{id}/{name}": t for id, m in models.items() if m is not None for name, t in m.arrays.items()}
+
+
+def on_equal_devices_it_is_fedavg(trial: Trial) -> None:
+    """On equal devices and with neutral settings it is FedAvg, or it says why it has no such case."""
+    case, contract = trial.case, trial.case.contract
+    if contract.as_fedavg is None:
+        demand(bool(contract.why_not), "it neither says under which settings it is FedAvg nor why there are none")
+        return
+    changes = {"tier": EQUAL, "data": case.plain()["data"]}
+    if contract.local:
+        changes["local"] = contract.local
+    same = SingleRounds(replace(case, own=merge(case.own, contract.as_fedavg)), changes)
+    weighting = {name: value for name, value in case.own.items() if name == "weighting"}
+    fedavg = SingleRounds(MethodCase(FedAvg, weighting), changes)
+    ours, theirs = same.init(), fedavg.init()
+    for index in range(contract.rounds):
+        ours, theirs = same.round(ours, index, size=5), fedavg.round(theirs, index, size=5)
+    for name, tensor in theirs.model.arrays.items():
+        near = torch.allclose(ours.model.arrays[name], tensor, rtol=0, atol=contract.within)
+        demand(near, f"with {dict(contract.as_fedavg)} on equal devices its '{name}' is not FedAvg's")
+
+
+def clients_remember_what_the_facts_say(trial: Trial) -> None:
+    """Clients remember something exactly where `facts.memory` says so."""
+    made = trial.rounds()
+    made.round(made.init())
+    told = made.method.facts.memory
+    demand(bool(made.remembered) == told, f"facts.memory is {told}, and clients remember {len(made.remembered)} things")
+
+
+def devices_train_the_networks_that_the_facts_say(trial: Trial) -> None:
+    """Devices train the networks that `facts.networks` says."""
+    case, networks = trial.case, trial.case.facts.networks
+    made = trial.rounds()
+    made.round(made.init())
+    specs, full = made.engine.trained_specs(), made.zoo.full
+    count = 1 if networks == "one" else 3
+    demand(len(specs) == count, f"facts.networks is '{networks}', and three tiers train {len(specs)} networks")
+    if networks == "any":
+        made = trial.rounds(tier=OWN_NETWORKS)
+        made.round(made.init())
+        demand(made.engine.trained_specs() == {tier.spec for tier in made.zoo.tiers}, "tiers train others' networks")
+        demand({e.verdict for e in made.session.entries} == {"accepted"}, "replies of unequal networks are refused")
+    elif networks == "width":
+        demand({(s.family, s.depth) for s in specs} == {(full.family, full.depth)}, "tiers differ in more than width")
+    elif networks == "depth":
+        try:
+            SingleRounds(case, {"tier": NARROW})
+        except SettingsError:
+            return
+        raise BrokenPromise("facts.networks is 'depth', and tiers of different width are not refused")
+
+
+def public_rows_are_needed_where_the_facts_say(trial: Trial) -> None:
+    """Public rows, and their labels, are needed exactly where `facts.public` says so."""
+    case, told = trial.case, trial.case.facts.public
+    without = {**case.plain()["data"], "public": 0}
+    if told == "none":
+        made = trial.rounds(data=without)
+        made.round(made.init())
+        return
+    try:
+        SingleRounds(case, {"data": without})
+    except SettingsError:
+        pass
+    else:
+        raise BrokenPromise(f"facts.public is '{told}', and a federation without public rows is not refused")
+    right, wrong = trial.rounds(), trial.rounds()
+    datasets: Any = wrong.setup.context.datasets
+    public = datasets.public
+    columns = {**public.columns, "y": (public.columns["y"] + 1) % 10}
+    datasets.public = Examples(columns, public.rows, public.prepare, public.augment)
+    found = [digest(made.tensors(made.round(made.init()))) for made in (right, wrong)]
+    used = found[0] != found[1]
+    demand(used == (told == "labels"), f"facts.public is '{told}', and labels {'are' if used else 'are not'} used")
+
+
+def a_larger_server_model_is_trained_where_the_facts_say(trial: Trial) -> None:
+    """A server model larger than any client's is trained all over exactly where `facts.larger` says so."""
+    made = trial.rounds(tier=trial.case.tiers[:2])
+    begun = state = made.init()
+    for index in range(4):
+        state = made.round(state, index)
+    served = [made.method.serve(each, made.setup.server, made.zoo) for each in (begun, state)]
+    specs = {spec for _, spec in made.engine.specs if _ != "tailor"}
+    larger = served[1] is not None and served[1].spec == made.zoo.full and made.zoo.full not in specs
+    if larger:
+        before, after = (model.arrays for model in served)
+        rows = [(after[name] != before[name]).flatten(1).any(1) for name in before if name.endswith(".weight")]
+        larger = all(moved.float().mean() >= 0.75 for moved in rows)  # a few units are dead from the start
+    demand(larger == made.method.facts.larger, f"facts.larger is {made.method.facts.larger}, and it was {larger}")
+
+
+def sums_suffice_where_the_facts_say(trial: Trial) -> None:
+    """Sums of what clients upload suffice exactly where `facts.sums` says so."""
+    case = trial.case
+    calm = {key: value for key, value in (case.contract.as_fedavg or {}).items() if key == "server"}
+    alike = {"tier": EQUAL, "data": {"clients": 8, "samples": 100, "public": case.plain()["data"]["public"]}}
+    found, engines = [], []
+    for blind in (False, True):
+        made = trial.rounds(calm, **alike)  # calm: else Adam makes steps of rounding errors
+        made.engine.blind = blind
+        found.append(made.tensors(made.round(made.init(), size=8)))
+        engines.append(made.engine)
+    same = all(torch.allclose(found[0][path], found[1][path], rtol=0, atol=1e-4) for path in found[0])
+    sums = same and not engines[0].bits
+    demand(
+        sums == made.method.facts.sums,
+        f"facts.sums is {made.method.facts.sums}, and sums do {'' if sums else 'not '}suffice",
+    )
+
+
+PROMISES: tuple[Callable[[Trial], None], ...] = (
+    settings_survive_json,
+    the_given_state_is_untouched,
+    the_method_object_stays_as_it_was,
+    nothing_is_drawn_from_global_generators,
+    wire_gives_the_same_bits,
+    pool_gives_the_same_bits,
+    captured_steps_give_the_same_bits,
+    a_resumed_run_equals_one_that_never_stopped,
+    the_order_of_clients_does_not_matter,
+    a_lost_client_is_survived,
+    everything_is_finite,
+    bytes_are_those_of_the_tensors,
+    without_local_steps_the_model_stays,
+    on_equal_devices_it_is_fedavg,
+    clients_remember_what_the_facts_say,
+    devices_train_the_networks_that_the_facts_say,
+    public_rows_are_needed_where_the_facts_say,
+    a_larger_server_model_is_trained_where_the_facts_say,
+    sums_suffice_where_the_facts_say,
+)
+"""What every method promises; the first line of each function's docstring says it in words."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one promise."""
+
+    promise: str
+    broken: str = ""
+    """How it is broken; empty: it is kept."""
+
+
+def check_method(
+    method: type[Any] | str, own: Mapping[str, Any] | None = None, tell: Callable[[Verdict], None] | None = None
+) -> list[Verdict]:
+    """Tries every promise of the contract on a method: a class, or ``module:Class``, with some settings of its own.
+
+    `tell` is called with each verdict as it is found.
+    """
+    kind = config.method_class(method) if isinstance(method, str) else method
+    verdicts: list[Verdict] = []
+    with tempfile.TemporaryDirectory(prefix="potluck-contract-") as folder:
+        trial = Trial(MethodCase(kind, dict(own or {})), Path(folder))
+        for promise in PROMISES:
+            verdicts.append(Verdict(promise_in_words(promise), _how_broken(promise, trial)))
+            if tell is not None:
+                tell(verdicts[-1])
+    return verdicts
+
+
+def promise_in_words(promise: Callable[[Trial], None]) -> str:
+    """A promise as a sentence."""
+    return (promise.__doc__ or promise.__name__).splitlines()[0]
+
+
+def _how_broken(promise: Callable[[Trial], None], trial: Trial) -> str:
+    try:
+        promise(trial)
+    except Exception as fault:  # a method of a user's own may raise anything
+        return str(fault) if isinstance(fault, UserError) else f"{type(fault).__name__}: {fault}"
+    return ""
