@@ -4,7 +4,7 @@ import pytest
 
 from potluck.core import SettingsError, Spec
 from potluck.models import ModelZoo, complete, families, make_spec, portion, tier_spec
-from potluck.models.own import REGISTERED
+from potluck.models.trace.user_family import REGISTERED
 
 DIGITS = {"input": (1, 8, 8), "classes": 10}
 WORDS = {"input": (8,), "classes": 10}

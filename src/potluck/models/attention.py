@@ -12,7 +12,7 @@ from potluck.models.layers import Embedding, Linear
 from potluck.models.options import Option
 
 HEADS = Option(8, "attention heads, among which the units are divided", high=1 << 10)
-BIRTH = 0.02
+INITIAL_STD = 0.02
 """Spread of newborn weights, as in BERT."""
 
 
@@ -55,17 +55,17 @@ def layer_groups(depth: int, hidden: int, ffn: int, heads: int) -> dict[str, int
     return found
 
 
-def refuse_uneven(family: str, hidden: int, heads: int) -> None:
+def check_heads(family: str, hidden: int, heads: int) -> None:
     """Turn away units that cannot be divided among the heads."""
     if hidden % heads:
         raise SettingsError(f"{family}: hidden = {hidden} cannot be divided among heads = {heads}.")
 
 
-def calm(net: nn.Module) -> nn.Module:
+def initialise_as_bert(net: nn.Module) -> nn.Module:
     """BERT's birth: small weights, no biases."""
     for layer in net.modules():
         if isinstance(layer, Linear | Embedding):
-            nn.init.normal_(layer.weight, std=BIRTH)
+            nn.init.normal_(layer.weight, std=INITIAL_STD)
         if isinstance(layer, Linear) and layer.bias is not None:
             nn.init.zeros_(layer.bias)
     return net

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from potluck.core import Arrays, Axis, Depth, FrozenDict, SettingsError, Spec
-from potluck.models.attention import attend, calm, head_axes, layer_groups, refuse_uneven
+from potluck.models.attention import attend, check_heads, head_axes, initialise_as_bert, layer_groups
 from potluck.models.family import Base, Family
 from potluck.models.layers import Embedding, Linear, Net, scaler
 from potluck.models.norm import LayerNorm
@@ -245,16 +245,14 @@ class Bert(Family):
         found = super().spec(options, depth, sizes)
         return replace(found, options={**found.options, "pretrained": kept(source)})
 
-    def start(self, spec: Spec) -> Arrays:
+    def initial_weights(self, spec: Spec) -> Arrays:
         """Pre-trained embeddings and bottom layers, if the spec names some; the head is always new."""
         if "pretrained" not in spec.options:
             return {}
-        with torch.device("meta"):
-            names = self.net(spec).state_dict()
-        needed = [name for name in names if not name.startswith("head.")]
+        needed = [name for name in self.meta_net(spec).state_dict() if not name.startswith("head.")]
         return weights(kept(spec.options["pretrained"]), renamed, needed)
 
-    def settle(self, options: dict[str, Any]) -> dict[str, Any]:
+    def resolve(self, options: dict[str, Any]) -> dict[str, Any]:
         (length,) = options["input"]
         needed = length + (options["pad"] + 1 if options["count"] == "words" else 0)
         if needed > options["positions"]:
@@ -267,9 +265,8 @@ class Bert(Family):
             raise SettingsError(f"bert: sep = {options['sep']} is no token of vocab = {options['vocab']}.")
         return options if options["types"] > 1 else {**options, "sep": NO_TOKEN}
 
-    def agree(self, base: Base, options: Options) -> Base:
-        refuse_uneven(self.name, base["hidden"], options["heads"])
-        return base
+    def check_base(self, base: Base, options: Options) -> None:
+        check_heads(self.name, base["hidden"], options["heads"])
 
     def groups(self, depth: Depth, base: Base, options: Options) -> dict[str, int]:
         assert isinstance(depth, int)
@@ -285,7 +282,7 @@ class Bert(Family):
         for layer in range(spec.depth):
             inner = Axis(f"layer{layer}.ffn", spec.sizes[f"layer{layer}.ffn"])
             layers.append(Layer(stream, *head_axes(spec, layer), inner, options))
-        return calm(Net(Embeddings(stream, options), Encoder(*layers), Head(stream, pooled, options)))
+        return initialise_as_bert(Net(Embeddings(stream, options), Encoder(*layers), Head(stream, pooled, options)))
 
 
 def _norm(units: Axis, options: Options) -> nn.Module:

@@ -22,7 +22,7 @@ def born(spec: Spec, rng: torch.Generator) -> nn.Module:
 def fresh(spec: Spec, rng: torch.Generator) -> Model:
     """A newborn model at rest: random, or as its family has it start where names and shapes agree."""
     model = at_rest(spec, born(spec, rng))
-    arrays, given = dict(model.arrays or {}), FAMILIES[spec.family].start(spec)
+    arrays, given = dict(model.arrays or {}), FAMILIES[spec.family].initial_weights(spec)
     agreed = [name for name, tensor in given.items() if tensor.shape == arrays[name].shape]
     if given and not agreed:
         raise SettingsError(f"{spec.family}: pretrained weights fit no layer of so narrow a network. Give it a depth.")

@@ -7,7 +7,7 @@ from torch import nn
 from potluck.core import Axis, Depth, FrozenDict, Spec
 from potluck.models.family import Base, Family
 from potluck.models.layers import Linear, Net, Pooled, convolution
-from potluck.models.options import SCALER, Option, Options, norms
+from potluck.models.options import SCALER, Option, Options, norm_option
 
 
 class CNN(Family):
@@ -21,7 +21,7 @@ class CNN(Family):
     about = "Small CNN: equal 3x3 convolutions with pooling, then a global average"
     depth = 3
     base = FrozenDict({"width": Option(32, "channels of each convolution")})
-    options = FrozenDict({"norm": norms("running"), "scaler": SCALER})
+    options = FrozenDict({"norm": norm_option("running"), "scaler": SCALER})
 
     def groups(self, depth: Depth, base: Base, options: Options) -> dict[str, int]:
         assert isinstance(depth, int)

@@ -15,9 +15,9 @@ from potluck.models.lenet import LeNet
 from potluck.models.mlp import MLP
 from potluck.models.mobilenet import MobileNetV2
 from potluck.models.options import hint
-from potluck.models.own import REGISTERED, register
 from potluck.models.preresnet import PreResNet
 from potluck.models.resnet import ResNet
+from potluck.models.trace.user_family import REGISTERED, register
 from potluck.models.transformer import Transformer
 
 _LISTED = (MLP(), LeNet(), CNN(), ResNet(), PreResNet(), MobileNetV2(), Transformer(), Bert())

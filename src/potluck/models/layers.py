@@ -145,7 +145,7 @@ def _layer(
     pool: bool = False,
 ) -> nn.Sequential:
     if relu:
-        wake(weights)
+        he_initialise(weights)
     steps = {
         "flatten": nn.Flatten() if flatten else None,
         name: weights,
@@ -161,7 +161,7 @@ def _sequence(steps: Mapping[str, nn.Module | None]) -> nn.Sequential:
     return nn.Sequential(OrderedDict((name, step) for name, step in steps.items() if step is not None))
 
 
-def wake(layer: nn.Linear | nn.Conv2d) -> None:
+def he_initialise(layer: nn.Linear | nn.Conv2d) -> None:
     """He's birth for layers in front of a ReLU: torch's own halves the signal at every layer, and deep nets stall."""
     nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
     if layer.bias is not None:
@@ -176,7 +176,7 @@ def _dimension(side: Side) -> Dimension:
     return side if isinstance(side, Axis) else None
 
 
-def declared(net: nn.Module) -> dict[str, Dimensions]:
+def layer_axes(net: nn.Module) -> dict[str, Dimensions]:
     """What each dimension of each tensor of the state dict counts, as its layers declare."""
     axes: dict[str, Dimensions] = {}
     for name, tensor in net.state_dict().items():

@@ -9,7 +9,7 @@ from torch import nn
 from potluck.core import Axis, Depth, FrozenDict, SettingsError, Spec
 from potluck.models.family import Base, Family
 from potluck.models.layers import Linear, Net, convolution, dense
-from potluck.models.options import SCALER, Option, Options, norms
+from potluck.models.options import SCALER, Option, Options, norm_option
 
 LEAST = {5: 12, 3: 4}
 """The shortest side that each kernel can read."""
@@ -27,13 +27,13 @@ class LeNet(Family):
     about = "LeNet-5: two convolutions, two dense layers"
     options = FrozenDict(
         {
-            "norm": norms("none"),
+            "norm": norm_option("none"),
             "scaler": SCALER,
             "kernel": Option(0, "length of a kernel's side; 0: 5, or 3 on inputs shorter than 12", choices=(0, 3, 5)),
         }
     )
 
-    def settle(self, options: dict[str, Any]) -> dict[str, Any]:
+    def resolve(self, options: dict[str, Any]) -> dict[str, Any]:
         shortest = min(options["input"][1:])
         kernel = options["kernel"] or (5 if shortest >= LEAST[5] else 3)
         if shortest < LEAST[kernel]:

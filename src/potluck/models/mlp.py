@@ -10,7 +10,7 @@ from torch import nn
 from potluck.core import Axis, Depth, FrozenDict, Spec
 from potluck.models.family import Base, Family
 from potluck.models.layers import Linear, Net, dense
-from potluck.models.options import SCALER, Option, Options, norms
+from potluck.models.options import SCALER, Option, Options, norm_option
 
 
 class MLP(Family):
@@ -23,7 +23,7 @@ class MLP(Family):
     about = "Multi-layer perceptron: equal hidden layers on a flattened input"
     depth = 2
     base = FrozenDict({"hidden": Option(64, "units in each hidden layer")})
-    options = FrozenDict({"norm": norms("none"), "scaler": SCALER})
+    options = FrozenDict({"norm": norm_option("none"), "scaler": SCALER})
     maps = False
 
     def groups(self, depth: Depth, base: Base, options: Options) -> dict[str, int]:

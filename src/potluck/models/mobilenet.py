@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from potluck.core import Axis, Depth, FrozenDict, Spec
 from potluck.models.family import Base, Family
 from potluck.models.layers import Linear, Net, Pooled, convolution, depthwise
-from potluck.models.options import SCALER, Options, norms
+from potluck.models.options import SCALER, Options, norm_option
 
 
 class Stage(NamedTuple):
@@ -67,7 +67,7 @@ class MobileNetV2(Family):
     name = "mobilenet_v2"
     about = "MobileNetV2 for 32x32 images"
     depth = tuple(stage.blocks for stage in STAGES)
-    options = FrozenDict({"norm": norms("running"), "scaler": SCALER})
+    options = FrozenDict({"norm": norm_option("running"), "scaler": SCALER})
 
     def groups(self, depth: Depth, base: Base, options: Options) -> dict[str, int]:
         assert isinstance(depth, tuple)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from potluck.core import Axis, Depth, FrozenDict, Spec
 from potluck.models.family import Base, Family
-from potluck.models.layers import Conv, Linear, Net, Pooled, activation, wake
-from potluck.models.options import SCALER, Options, norms
+from potluck.models.layers import Conv, Linear, Net, Pooled, activation, he_initialise
+from potluck.models.options import SCALER, Options, norm_option
 from potluck.models.resnet import WIDTH, stride_of
 
 BATCH_NORMS = ("static", "running", "counted")
@@ -30,7 +30,7 @@ class PreBlock(nn.Module):
         self.second = Conv(inner, after, 3, bias=bare)
         self.shortcut = None if before.group == after.group else Conv(before, after, 1, stride, bias=bare)
         if options["norm"] not in BATCH_NORMS:
-            wake(self.first)
+            he_initialise(self.first)
 
     def forward(self, x: Tensor) -> Tensor:
         ready = self.enter(x)
@@ -50,7 +50,7 @@ class PreResNet(Family):
     depth = (2, 2, 2, 2)
     aliases = FrozenDict({"preresnet18": {"depth": (2, 2, 2, 2)}})
     base = FrozenDict({"width": WIDTH})
-    options = FrozenDict({"norm": norms("static"), "scaler": SCALER})
+    options = FrozenDict({"norm": norm_option("static"), "scaler": SCALER})
 
     def groups(self, depth: Depth, base: Base, options: Options) -> dict[str, int]:
         assert isinstance(depth, tuple)
@@ -67,7 +67,7 @@ class PreResNet(Family):
         stages = [_stage(spec, stage, streams[max(stage - 1, 0)], after) for stage, after in enumerate(streams)]
         stem = Conv(options["input"][0], streams[0], 3, bias=options["norm"] == "none")
         if options["norm"] not in BATCH_NORMS:
-            wake(stem)
+            he_initialise(stem)
         body = Pooled(*stages, last=activation(streams[-1], options))
         return Net(stem, body, Linear(streams[-1], options["classes"]))
 

@@ -18,7 +18,7 @@ import safetensors
 import safetensors.torch
 
 from potluck.core import Arrays, Depth, FrozenDict, InputError, SettingsError
-from potluck.models.options import MOST_BLOCKS, whole
+from potluck.models.options import MOST_BLOCKS, check_integer
 
 CONFIG = "config.json"
 NUMBERS = "model.safetensors"
@@ -47,7 +47,7 @@ def described(folder: str, given: Mapping[str, Any], depth: Depth) -> tuple[dict
     if not folder or not place.is_dir():
         raise InputError(f"pretrained = {folder!r} is no folder. Name one with {CONFIG} and {NUMBERS}.")
     config = _config(place)
-    layers = whole(f"{place / CONFIG}: num_hidden_layers", config["num_hidden_layers"], 1, MOST_BLOCKS)
+    layers = check_integer(f"{place / CONFIG}: num_hidden_layers", config["num_hidden_layers"], 1, MOST_BLOCKS)
     if isinstance(depth, int) and depth > layers:
         raise SettingsError(f"depth = {depth} is deeper than the {layers} layers of pretrained = {folder!r}.")
     fixed = {ours: config[theirs] for ours, theirs in SIZES.items()} | {"count": KINDS[config["model_type"]]}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from potluck.core import Axis, Depth, FrozenDict, Spec
 from potluck.models.family import Base, Family
 from potluck.models.layers import Linear, Net, Pooled, Side, convolution
-from potluck.models.options import SCALER, Option, Options, norms
+from potluck.models.options import SCALER, Option, Options, norm_option
 
 WIDTH = Option(64, "channels of the first stage; the others have 2, 4 and 8 times as many", high=1 << 17)
 EXPANSION = 4
@@ -73,7 +73,7 @@ class ResNet(Family):
     base = FrozenDict({"width": WIDTH})
     options = FrozenDict(
         {
-            "norm": norms("running"),
+            "norm": norm_option("running"),
             "scaler": SCALER,
             "stem": Option(
                 "cifar", "3x3 convolution at full size, or one that quarters it", choices=("cifar", "stride4")

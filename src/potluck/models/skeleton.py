@@ -18,8 +18,7 @@ Shape: TypeAlias = "tuple[tuple[int, ...], torch.dtype]"
 
 def skeleton(spec: Spec) -> nn.Module:
     """A network on the meta device: shapes, no storage. The spec must be complete, here and below."""
-    with torch.device("meta"):
-        return FAMILIES[spec.family].net(spec)
+    return FAMILIES[spec.family].meta_net(spec)
 
 
 @lru_cache(maxsize=1024)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -55,20 +54,11 @@ def narrow(spec: Spec, width: float | Mapping[str, float]) -> Spec:
     spec = complete(spec)
     if isinstance(width, Mapping):
         checks.refuse_unknown(spec.family, "axis group", width, spec.sizes)
-        ratios = {group: checks.ratio(f"width of '{group}'", width.get(group, 1.0)) for group in spec.sizes}
+        ratios = {group: checks.check_ratio(f"width of '{group}'", width.get(group, 1.0)) for group in spec.sizes}
     else:
-        ratios = dict.fromkeys(spec.sizes, checks.ratio("width", width))
-    sizes = {group: portion(units, ratios[group]) for group, units in spec.sizes.items()}
+        ratios = dict.fromkeys(spec.sizes, checks.check_ratio("width", width))
+    sizes = {group: checks.portion(units, ratios[group]) for group, units in spec.sizes.items()}
     return Spec(spec.family, spec.depth, sizes, spec.options)
-
-
-def portion(units: int, ratio: float) -> int:
-    """This share of so many units, rounded up, as HeteroFL, FedRolex and FjORD do; at least one.
-
-    >>> portion(5, 0.5), portion(30, 0.1)  # 30 * 0.1 is a hair more than 3 in floating point
-    (3, 3)
-    """
-    return max(1, math.ceil(round(units * ratio, 9)))
 
 
 def shallow(spec: Spec, depth: Any) -> Spec:
@@ -76,7 +66,7 @@ def shallow(spec: Spec, depth: Any) -> Spec:
     spec = complete(spec)
     if depth is None:
         return spec
-    kept = checks.blocks(spec.family, depth, spec.depth)
+    kept = checks.check_depth(spec.family, depth, spec.depth)
     if any(new > old for new, old in zip(_counts(kept), _counts(spec.depth), strict=True)):
         raise SettingsError(f"{spec.family}: depth = {depth!r} is deeper than the {spec.depth} there are.")
     family = FAMILIES[spec.family]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from potluck.core import Axis, Depth, FrozenDict, Spec
-from potluck.models.attention import HEADS, attend, calm, head_axes, layer_groups, refuse_uneven
+from potluck.models.attention import HEADS, attend, check_heads, head_axes, initialise_as_bert, layer_groups
 from potluck.models.family import Base, Family
 from potluck.models.layers import Embedding, Linear, Net, scaler
 from potluck.models.norm import LayerNorm
@@ -125,9 +125,8 @@ class Transformer(Family):
     maps = False
     tokens = True
 
-    def agree(self, base: Base, options: Options) -> Base:
-        refuse_uneven(self.name, base["hidden"], options["heads"])
-        return base
+    def check_base(self, base: Base, options: Options) -> None:
+        check_heads(self.name, base["hidden"], options["heads"])
 
     def groups(self, depth: Depth, base: Base, options: Options) -> dict[str, int]:
         assert isinstance(depth, int)
@@ -141,7 +140,7 @@ class Transformer(Family):
         for layer in range(spec.depth):
             inner = Axis(f"layer{layer}.ffn", spec.sizes[f"layer{layer}.ffn"])
             layers.append(Layer(stream, *head_axes(spec, layer), inner, options))
-        return calm(Net(Stem(stream, options), nn.Sequential(*layers), Decoder(stream, decoder, options)))
+        return initialise_as_bert(Net(Stem(stream, options), nn.Sequential(*layers), Decoder(stream, decoder, options)))
 
 
 def _norm(units: Axis, options: Options) -> nn.Module:

@@ -13,8 +13,8 @@ from torch import nn
 from potluck.core import Axis, SettingsError, stream
 from potluck.models import make_spec
 from potluck.models.families import FAMILIES
-from potluck.models.silence import compare
-from potluck.models.trace import Traced, frozen_axes, trace
+from potluck.models.trace.equivalence import compare_networks
+from potluck.models.trace.traced_module import TracedModule, axes_from_plain, trace
 from potluck.parts import part
 
 pytest.importorskip("torch_pruning")
@@ -192,18 +192,18 @@ def chosen(way, size, count, rng):
 
 @pytest.mark.parametrize("kind", MODULES, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("way", ["prefix", "rolling", "random"])
-def test_a_traced_part_computes_what_the_whole_does_with_the_other_units_silenced(kind, way):
+def test_a_traced_part_computes_what_the_whole_does_with_the_other_units_set_to_zero(kind, way):
     example, sizes = MODULES[kind]
     traced, rng = trace(kind(), example), stream(0, kind.__name__, way)
     assert traced.sizes == sizes
     for width in (0.1, 0.4, 0.75):
         units = {group: chosen(way, size, -int(-size * width // 1), rng) for group, size in sizes.items()}
-        compare(traced, units, rng, way)
+        compare_networks(traced, units, rng, way)
 
 
 def test_groups_may_be_cut_to_different_widths():
     traced, rng = trace(DenselyConnected(), MAPS), stream(1)
-    compare(traced, {"a": [5, 1], "b": [3], "c": [4, 0, 2, 1]}, rng, "apart")
+    compare_networks(traced, {"a": [5, 1], "b": [3], "c": [4, 0, 2, 1]}, rng, "apart")
     traced.check([{"a": 0.5}, {"b": 0.2, "c": 0.9}])
 
 
@@ -251,10 +251,10 @@ def test_norms_over_units_follow_the_width():
     assert tokens(TOKENS).shape == (2, 5, 11)
 
 
-def test_frozen_axes_survive_json_and_the_checksum_tells_networks_apart():
+def test_axes_survive_json_and_the_checksum_tells_networks_apart():
     traced = trace(UShaped(), MAPS)
     plain = json.loads(json.dumps(traced.plain()))
-    assert frozen_axes(plain) == dict(traced.axes)
+    assert axes_from_plain(plain) == dict(traced.axes)
     assert trace(UShaped(), MAPS).checksum == traced.checksum
     assert trace(AroundTheInput(), MAPS).checksum != traced.checksum
 
@@ -341,7 +341,7 @@ class Hidden(Again):
         (Shuffled, MAPS, "'b'", "channel shuffle"),
         (Softmax, ROWS, "'again'", "softmax"),
         (Flipped, ROWS, "'again'", "an order that forward makes itself"),
-        (Transposed, ROWS, "'head'", "does not compute what the whole does"),
+        (Transposed, ROWS, "'head'", "does not compute what the full one computes"),
         (RawMatrix, ROWS, "'mix'", "uses by itself instead of through a layer"),
         (RawNarrowing, ROWS, "'mix'", "used without a layer"),
         (Tied, ROWS, "'again.weight' and 'twin.weight'", "one parameter under two names"),
@@ -370,7 +370,7 @@ class OddAtThree(Module):
         return self.head(self.b(x if x.shape[1] != 3 else x * 2))
 
 
-def test_the_door_check_names_the_width_that_fails():
+def test_the_check_names_the_width_that_fails():
     traced = trace(OddAtThree(), ROWS)
     traced.check([0.25, 0.5, 1.0])
     with pytest.raises(SettingsError, match=r"width 0\.75: .* first in layer 'b'"):
@@ -382,8 +382,8 @@ def test_a_wrong_axis_would_be_noticed():
     assert traced.axes["a.weight"] == (Axis("a", 4, outer=2), None)
     pairs = Axis("a", 4, inner=2)
     wrong = {**traced.axes, "a.weight": (pairs, None), "a.bias": (pairs,)}
-    with pytest.raises(SettingsError, match="does not compute what the whole does"):
-        Traced(traced.net, traced.example, wrong, traced.layers).check([0.5])
+    with pytest.raises(SettingsError, match="does not compute what the full one computes"):
+        TracedModule(traced.net, traced.example, wrong, traced.layers).check([0.5])
 
 
 def test_sizes_that_there_are_not_are_refused():

@@ -1,0 +1,1 @@
+"""A user's own ``nn.Module`` in a federation: its axis groups are traced, checked by numbers, and pruned to a width."""
