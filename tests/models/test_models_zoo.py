@@ -81,6 +81,22 @@ def test_shapes_and_buffers_are_those_of_the_live_network(spec):
     assert zoo.buffers(spec) == {name for name, _ in net.named_buffers()}
 
 
+@every_spec
+def test_the_probe_is_the_network_and_a_batch_of_its_inputs_without_numbers(spec):
+    zoo = ModelZoo(spec)
+    net, x = zoo.probe(spec, 3)
+    tokens = spec.family in ("transformer", "bert")
+    assert (x.shape, x.dtype, x.device.type) == (
+        (3, *spec.options["input"]),
+        torch.long if tokens else torch.float,
+        "meta",
+    )
+    assert {name: (tuple(each.shape), each.dtype) for name, each in net.state_dict().items()} == zoo.shapes(spec)
+    scores = net.eval()(x)
+    assert scores.device.type == "meta"
+    assert (scores.shape[0], scores.shape[-1]) == (3, spec.options["classes"])
+
+
 def test_input_channels_and_classes_are_never_cut():
     axes = ModelZoo(SPECS["resnet"]).axes(SPECS["resnet"])
     assert axes["stem.conv.weight"] == (Axis("stage0", 4), None)
@@ -116,7 +132,7 @@ def test_a_fresh_model_depends_on_the_generator_alone(spec):
     assert digest(zoo.build(Model(spec), stream(7, "birth")).state_dict()) == digest(one.arrays)
 
 
-def test_two_births_from_one_generator_differ():
+def test_two_models_from_one_generator_differ():
     zoo, rng = ModelZoo(SPECS["mlp"]), stream(0)
     assert digest(zoo.fresh(zoo.full, rng).arrays) != digest(zoo.fresh(zoo.full, rng).arrays)
 
@@ -124,7 +140,7 @@ def test_two_births_from_one_generator_differ():
 @pytest.mark.parametrize(
     "spec", [make_spec("resnet10", width=5, norm="running", **DIGITS), make_spec("bert", vocab=50, **WORDS)]
 )
-def test_neither_birth_nor_build_nor_cost_touches_torch_s_own_generator(spec):
+def test_neither_fresh_nor_build_nor_cost_touches_torch_s_own_generator(spec):
     zoo = ModelZoo(spec)
     before = torch.get_rng_state()
     model = zoo.fresh(zoo.full, stream(0))

@@ -7,14 +7,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from posixpath import commonpath
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.hooks import RemovableHandle
 
-from potluck.core import Model, Spec, Zoo
+from potluck.core import Spec, Zoo
 from potluck.learn.taps import taps
 
 
@@ -82,12 +81,10 @@ class TappedNetwork(AbstractContextManager["TappedNetwork"]):
 @lru_cache(maxsize=256)
 def tap_shapes(spec: Spec, zoo: Zoo) -> tuple[Tap, ...]:
     """The taps of a network, in forward order, found without numbers."""
-    blank = {name: torch.empty(size, dtype=kind, device="meta") for name, (size, kind) in zoo.shapes(spec).items()}
-    net = zoo.build(Model(spec, blank)).eval()
-    shape: Any = spec.options["input"]
-    embeds = any(isinstance(layer, nn.Embedding) for layer in net.modules())
-    x = torch.zeros(2, *shape, dtype=torch.long if embeds else torch.float, device="meta")
-    names = (_blocks(spec, zoo) if embeds else ()) or taps(net, x)  # text has no maps: the ends of its blocks
+    net, x = zoo.probe(spec, 2)
+    net.eval()
+    text = not x.is_floating_point()  # token ids: there are no maps, so the ends of the blocks are tapped
+    names = (_blocks(spec, zoo) if text else ()) or taps(net, x)
     with torch.no_grad(), TappedNetwork(net, names) as watched:
         _, maps = watched(x)
     return tuple(Tap(name, *map(int, found.shape[1:])) for name, found in zip(names, maps, strict=True))

@@ -12,7 +12,7 @@ import safetensors.torch
 from torch import nn
 
 from potluck.core import Arrays, InputError, Model, SettingsError, Spec, digest
-from potluck.models import birth
+from potluck.models.initialise import check_arrays, load_net
 from potluck.models.pretrained import NUMBERS, PICKLES
 from potluck.models.specs import complete
 
@@ -41,12 +41,12 @@ def load(folder: str | os.PathLike[str]) -> nn.Module:
     arrays = _numbers(place / NUMBERS)
     try:
         spec = complete(Spec.of(head["spec"]))
-        birth.check(spec, arrays)
+        check_arrays(spec, arrays)
     except (SettingsError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
         raise InputError(f"{place}: {HEAD} and {NUMBERS} do not describe a network: {fault}") from None
     if digest(arrays) != head.get("sha256"):
         raise InputError(f"{place / NUMBERS} does not match the checksum in {HEAD}: one was altered. Export it again.")
-    return birth.filled(spec, arrays).eval()
+    return load_net(spec, arrays).eval()
 
 
 def _write(path: Path, data: bytes) -> None:
