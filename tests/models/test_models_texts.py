@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from potluck.core import Model, stream
 from potluck.models import ModelZoo, make_spec
-from potluck.models.bert import renamed
+from potluck.models.bert import tensor_name
 
 TINY = {"hidden": 12, "heads": 3, "ffn": 10, "input": (6,), "dropout": 0}
 SPECS = {
@@ -227,12 +227,12 @@ def test_names_are_hugging_face_s_but_for_their_beginnings():
     ]  # fmt: skip
     heads = ["classifier.weight", "classifier.bias"]
     shapes = ModelZoo(SPECS["bert"]).shapes(SPECS["bert"])
-    assert [renamed(f"bert.{name}") for name in theirs] + [renamed(name) for name in heads] == list(shapes)
-    assert [renamed(name) for name in theirs + heads] == list(shapes)
-    assert renamed("roberta.encoder.layer.11.output.dense.bias") == "body.11.output.dense.bias"
-    assert renamed("classifier.out_proj.weight") == "head.classifier.weight"
-    assert renamed("classifier.dense.weight") == "head.pooler.dense.weight"
-    assert renamed("cls.predictions.bias") == "cls.predictions.bias"
+    assert [tensor_name(f"bert.{name}") for name in theirs] + [tensor_name(name) for name in heads] == list(shapes)
+    assert [tensor_name(name) for name in theirs + heads] == list(shapes)
+    assert tensor_name("roberta.encoder.layer.11.output.dense.bias") == "body.11.output.dense.bias"
+    assert tensor_name("classifier.out_proj.weight") == "head.classifier.weight"
+    assert tensor_name("classifier.dense.weight") == "head.pooler.dense.weight"
+    assert tensor_name("cls.predictions.bias") == "cls.predictions.bias"
 
 
 def test_a_roberta_can_be_narrow_in_its_stream_and_heads_and_keep_its_feed_forward_units():
