@@ -1,4 +1,4 @@
-"""The building blocks of every family. They are built from axes, so lengths and declared axes cannot disagree."""
+"""The layers that all families share. They are built from axes, so their lengths always match their axes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Side: TypeAlias = "Axis | int"
 
 
 class Net(nn.Module):
-    """A network in three: ``stem`` -> ``body`` of blocks -> ``head``. Scores come out."""
+    """A network of three parts: ``stem`` -> ``body`` of blocks -> ``head``. It returns scores."""
 
     def __init__(self, stem: nn.Module, body: nn.Module, head: nn.Module) -> None:
         super().__init__()
@@ -30,10 +30,10 @@ class Net(nn.Module):
         return scores
 
 
-class Pooled(nn.Sequential):
-    """A body of convolutions that ends in a global average: maps in, one vector per example out.
+class PooledBody(nn.Sequential):
+    """A body of convolutions that ends in global average pooling: from maps to one vector per example.
 
-    What stands between the blocks and the average, if anything does, is named ``last``: it is there at every depth.
+    A module between the blocks and the pooling is named ``last``; it is there at every depth.
     """
 
     def __init__(self, *blocks: nn.Module, last: nn.Module | None = None) -> None:
@@ -56,10 +56,10 @@ class Linear(nn.Linear):
 
 
 class Embedding(nn.Embedding):
-    """A vector of the group's units for each of so many things (tokens, positions), which are never cut."""
+    """An embedding into the group's units, for tokens or positions; their number is never cut."""
 
-    def __init__(self, things: int, units: Axis) -> None:
-        super().__init__(things, units.length)
+    def __init__(self, count: int, units: Axis) -> None:
+        super().__init__(count, units.length)
         self.sides: Dimensions = (None, units)
 
 
@@ -74,8 +74,8 @@ class Conv(nn.Conv2d):
         self.sides: Dimensions = (_dimension(outside), _dimension(inside))
 
 
-class Depthwise(nn.Conv2d):
-    """A convolution of each channel by itself: what goes in and what comes out are the same units."""
+class DepthwiseConv(nn.Conv2d):
+    """A depthwise convolution: its inputs and outputs are the same units."""
 
     def __init__(self, channels: Axis, kernel: int, stride: int = 1, bias: bool = True) -> None:
         length = channels.length
@@ -84,9 +84,9 @@ class Depthwise(nn.Conv2d):
 
 
 class Scaler(nn.Module):
-    """Divides by the ratio of widths while training, so that a narrow layer speaks as loudly as the wide one.
+    """HeteroFL's scaler: divides by the ratio of widths in training, so narrow and full layers have equal scale.
 
-    In evaluation it does nothing: there the weights are those of the whole (HeteroFL, FedRolex).
+    In evaluation it does nothing: there the weights are those of the full network (HeteroFL, FedRolex).
     """
 
     def __init__(self, ratio: float) -> None:
@@ -107,30 +107,30 @@ def convolution(
     relu: bool = True,
     pool: bool = False,
 ) -> nn.Sequential:
-    """Convolution, scaler, norm, activation, and max-pooling by two: those that are asked for."""
+    """Convolution, scaler, norm, ReLU and 2x2 max-pooling, as far as they are asked for."""
     bare = options["norm"] == "none"
     conv = Conv(inside, outside, kernel, stride, padding, bias=bare)
     return _layer("conv", conv, outside, options, relu=relu, pool=pool)
 
 
 def depthwise(channels: Axis, options: Options, kernel: int = 3, stride: int = 1) -> nn.Sequential:
-    """Depthwise convolution, scaler, norm, activation."""
-    conv = Depthwise(channels, kernel, stride, bias=options["norm"] == "none")
+    """Depthwise convolution, scaler, norm, ReLU."""
+    conv = DepthwiseConv(channels, kernel, stride, bias=options["norm"] == "none")
     return _layer("conv", conv, channels, options)
 
 
 def activation(channels: Axis, options: Options) -> nn.Sequential:
-    """Scaler, norm and ReLU on what already is there, as pre-activated networks have them."""
+    """Scaler, norm and ReLU without a layer before them, as pre-activation networks have them."""
     return _sequence({"scaler": scaler(options), "norm": norm(options["norm"], channels), "relu": nn.ReLU()})
 
 
 def scaler(options: Options) -> Scaler | None:
-    """The scaler that the options ask for; None where it would do nothing."""
+    """The scaler that the options ask for; None if it would do nothing."""
     return Scaler(options["scaler"]) if options["scaler"] != 1 else None
 
 
 def dense(inside: Side, outside: Axis, options: Options, flatten: bool = False) -> nn.Sequential:
-    """Linear layer, scaler, norm and activation, on flattened inputs if asked for."""
+    """Linear layer, scaler, norm and ReLU, on flattened inputs if asked for."""
     linear = Linear(inside, outside, bias=options["norm"] == "none")
     return _layer("linear", linear, outside, options, flatten=flatten)
 
@@ -162,7 +162,10 @@ def _sequence(steps: Mapping[str, nn.Module | None]) -> nn.Sequential:
 
 
 def he_initialise(layer: nn.Linear | nn.Conv2d) -> None:
-    """He's birth for layers in front of a ReLU: torch's own halves the signal at every layer, and deep nets stall."""
+    """He initialisation for a layer in front of a ReLU.
+
+    PyTorch's default halves the signal at every layer, and deep networks do not train.
+    """
     nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
@@ -177,12 +180,12 @@ def _dimension(side: Side) -> Dimension:
 
 
 def layer_axes(net: nn.Module) -> dict[str, Dimensions]:
-    """What each dimension of each tensor of the state dict counts, as its layers declare."""
+    """What each dimension of each tensor of the state dict counts, from the axes of its layers."""
     axes: dict[str, Dimensions] = {}
     for name, tensor in net.state_dict().items():
-        place = name.rpartition(".")[0]
-        sides: Dimensions | None = getattr(net.get_submodule(place), "sides", None)
+        path = name.rpartition(".")[0]
+        sides: Dimensions | None = getattr(net.get_submodule(path), "sides", None)
         if sides is None:
-            raise TypeError(f"the layer '{place}' declares no axes for its '{name}'")
+            raise TypeError(f"the layer '{path}' declares no axes for its '{name}'")
         axes[name] = sides[: tensor.dim()]
     return axes

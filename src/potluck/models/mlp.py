@@ -1,4 +1,4 @@
-"""MLP: linear layers and nothing else, for any input."""
+"""Multi-layer perceptron, for any input."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from potluck.models.options import SCALER, Option, Options, norm_option
 
 
 class MLP(Family):
-    """A flattened input, a first hidden layer (the stem), `depth` further ones (the body), and a linear head.
+    """A first hidden layer on the flattened input (the stem), `depth` further ones (the body), and a linear head.
 
-    Each hidden layer is an axis group of its own: ``hidden0`` is the stem's, ``hidden1`` the first block's, and so on.
+    Each hidden layer is an axis group: ``hidden0`` is the stem, ``hidden1`` the first block, and so on.
     """
 
     name = "mlp"
