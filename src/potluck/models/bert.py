@@ -261,9 +261,9 @@ class Bert(Family):
                 f"bert: input = [{length}] needs positions = {needed}; there are {options['positions']}."
             )
         if options["pad"] >= options["vocab"]:
-            raise SettingsError(f"bert: pad = {options['pad']} is no token of vocab = {options['vocab']}.")
+            raise SettingsError(f"bert: pad = {options['pad']} is not a token of vocab = {options['vocab']}.")
         if options["sep"] >= options["vocab"]:
-            raise SettingsError(f"bert: sep = {options['sep']} is no token of vocab = {options['vocab']}.")
+            raise SettingsError(f"bert: sep = {options['sep']} is not a token of vocab = {options['vocab']}.")
         return options if options["types"] > 1 else {**options, "sep": NO_TOKEN}
 
     def check_base(self, base: Base, options: Options) -> None:

@@ -64,7 +64,7 @@ def _read_spec_file(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise InputError(f"{path} is not JSON. Export the model again.") from None
     if not isinstance(head, dict) or head.get("format") != FORMAT:
-        raise InputError(f"{path} is not a model of format {FORMAT}, the one that is read here.")
+        raise InputError(f"{path} is not a model of format {FORMAT}, the only one that can be read here.")
     return head
 
 
@@ -83,7 +83,7 @@ def _refuse_missing(path: Path) -> None:
     if path.is_file():
         return
     if not path.parent.is_dir():
-        raise InputError(f"{path.parent} is not there; name a folder with {SPEC_FILE} and {WEIGHTS_FILE}.")
+        raise InputError(f"{path.parent} does not exist; name a folder with {SPEC_FILE} and {WEIGHTS_FILE}.")
     pickles = sorted(each.name for each in path.parent.iterdir() if each.suffix in PICKLES)
     refused = f" {pickles[0]} refused: pickle." if pickles else ""
     raise InputError(f"{path.parent} holds no {path.name}.{refused}")

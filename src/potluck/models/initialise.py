@@ -44,10 +44,10 @@ def check_arrays(spec: Spec, arrays: Arrays) -> None:
     if missing := expected.keys() - arrays.keys():
         raise ValueError(f"the arrays lack '{min(missing)}', which {spec.family} has")
     if extra := arrays.keys() - expected.keys():
-        raise ValueError(f"the arrays hold '{min(extra)}', which {spec.family} has not")
+        raise ValueError(f"the arrays hold '{min(extra)}', which {spec.family} does not have")
     for name, (shape, dtype) in expected.items():
         found = arrays[name]
         if tuple(found.shape) != shape:
-            raise ValueError(f"'{name}' has the shape {tuple(found.shape)}; {spec.family} wants {shape}")
+            raise ValueError(f"'{name}' has the shape {tuple(found.shape)}; {spec.family} needs {shape}")
         if found.dtype.is_floating_point != dtype.is_floating_point or found.dtype.is_complex:
-            raise ValueError(f"'{name}' is of {found.dtype}; {spec.family} wants {dtype}")
+            raise ValueError(f"'{name}' has the dtype {found.dtype}; {spec.family} needs {dtype}")

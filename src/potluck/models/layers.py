@@ -13,7 +13,7 @@ from potluck.models.norm import norm
 from potluck.models.options import Options
 
 Side: TypeAlias = "Axis | int"
-"""One side of a layer: the units of a group, or a number that is never cut (input channels, classes)."""
+"""The inputs or outputs of a layer: an axis that may be cut, or a number that never is (input channels, classes)."""
 
 
 class Net(nn.Module):
@@ -48,11 +48,11 @@ class PooledBody(nn.Sequential):
 
 
 class Linear(nn.Linear):
-    """A linear layer between two sides."""
+    """A linear layer whose features may be cut."""
 
-    def __init__(self, inside: Side, outside: Side, bias: bool = True) -> None:
-        super().__init__(_length(inside), _length(outside), bias)
-        self.sides: Dimensions = (_dimension(outside), _dimension(inside))
+    def __init__(self, inputs: Side, outputs: Side, bias: bool = True) -> None:
+        super().__init__(_length(inputs), _length(outputs), bias)
+        self.weight_axes: Dimensions = (_dimension(outputs), _dimension(inputs))
 
 
 class Embedding(nn.Embedding):
@@ -60,18 +60,18 @@ class Embedding(nn.Embedding):
 
     def __init__(self, count: int, units: Axis) -> None:
         super().__init__(count, units.length)
-        self.sides: Dimensions = (None, units)
+        self.weight_axes: Dimensions = (None, units)
 
 
 class Conv(nn.Conv2d):
-    """A convolution between two sides; by default padded so that stride 1 keeps the map's size."""
+    """A convolution whose channels may be cut; the default padding keeps the map's size at stride 1."""
 
     def __init__(
-        self, inside: Side, outside: Side, kernel: int, stride: int = 1, padding: int | None = None, bias: bool = True
+        self, inputs: Side, outputs: Side, kernel: int, stride: int = 1, padding: int | None = None, bias: bool = True
     ) -> None:
         padding = kernel // 2 if padding is None else padding
-        super().__init__(_length(inside), _length(outside), kernel, stride, padding, bias=bias)
-        self.sides: Dimensions = (_dimension(outside), _dimension(inside))
+        super().__init__(_length(inputs), _length(outputs), kernel, stride, padding, bias=bias)
+        self.weight_axes: Dimensions = (_dimension(outputs), _dimension(inputs))
 
 
 class DepthwiseConv(nn.Conv2d):
@@ -80,7 +80,7 @@ class DepthwiseConv(nn.Conv2d):
     def __init__(self, channels: Axis, kernel: int, stride: int = 1, bias: bool = True) -> None:
         length = channels.length
         super().__init__(length, length, kernel, stride, kernel // 2, groups=length, bias=bias)
-        self.sides: Dimensions = (channels, None)
+        self.weight_axes: Dimensions = (channels, None)
 
 
 class Scaler(nn.Module):
@@ -98,8 +98,8 @@ class Scaler(nn.Module):
 
 
 def convolution(
-    inside: Side,
-    outside: Axis,
+    inputs: Side,
+    outputs: Axis,
     options: Options,
     kernel: int = 3,
     stride: int = 1,
@@ -109,8 +109,8 @@ def convolution(
 ) -> nn.Sequential:
     """Convolution, scaler, norm, ReLU and 2x2 max-pooling, as far as they are asked for."""
     bare = options["norm"] == "none"
-    conv = Conv(inside, outside, kernel, stride, padding, bias=bare)
-    return _layer("conv", conv, outside, options, relu=relu, pool=pool)
+    conv = Conv(inputs, outputs, kernel, stride, padding, bias=bare)
+    return _layer("conv", conv, outputs, options, relu=relu, pool=pool)
 
 
 def depthwise(channels: Axis, options: Options, kernel: int = 3, stride: int = 1) -> nn.Sequential:
@@ -129,28 +129,28 @@ def scaler(options: Options) -> Scaler | None:
     return Scaler(options["scaler"]) if options["scaler"] != 1 else None
 
 
-def dense(inside: Side, outside: Axis, options: Options, flatten: bool = False) -> nn.Sequential:
+def dense(inputs: Side, outputs: Axis, options: Options, flatten: bool = False) -> nn.Sequential:
     """Linear layer, scaler, norm and ReLU, on flattened inputs if asked for."""
-    linear = Linear(inside, outside, bias=options["norm"] == "none")
-    return _layer("linear", linear, outside, options, flatten=flatten)
+    linear = Linear(inputs, outputs, bias=options["norm"] == "none")
+    return _layer("linear", linear, outputs, options, flatten=flatten)
 
 
 def _layer(
     name: str,
-    weights: nn.Linear | nn.Conv2d,
-    outside: Axis,
+    layer: nn.Linear | nn.Conv2d,
+    outputs: Axis,
     options: Options,
     flatten: bool = False,
     relu: bool = True,
     pool: bool = False,
 ) -> nn.Sequential:
     if relu:
-        he_initialise(weights)
+        he_initialise(layer)
     steps = {
         "flatten": nn.Flatten() if flatten else None,
-        name: weights,
+        name: layer,
         "scaler": scaler(options),
-        "norm": norm(options["norm"], outside),
+        "norm": norm(options["norm"], outputs),
         "relu": nn.ReLU() if relu else None,
         "pool": nn.MaxPool2d(2) if pool else None,
     }
@@ -184,8 +184,8 @@ def layer_axes(net: nn.Module) -> dict[str, Dimensions]:
     axes: dict[str, Dimensions] = {}
     for name, tensor in net.state_dict().items():
         path = name.rpartition(".")[0]
-        sides: Dimensions | None = getattr(net.get_submodule(path), "sides", None)
-        if sides is None:
+        weight_axes: Dimensions | None = getattr(net.get_submodule(path), "weight_axes", None)
+        if weight_axes is None:
             raise TypeError(f"the layer '{path}' declares no axes for its '{name}'")
-        axes[name] = sides[: tensor.dim()]
+        axes[name] = weight_axes[: tensor.dim()]
     return axes

@@ -82,7 +82,7 @@ def _step_counts(spec: Spec) -> tuple[tuple[int, int], tuple[int, int], tuple[tu
     if spec.options.get("norm") == "counted":  # needs numbers, which are not here; its cost is that of running
         spec = replace(spec, options={**spec.options, "norm": "running"})
     net, three = probe(spec, 3)
-    two = three[:2].clone()  # with a storage of its own, which is what counts
+    two = three[:2].clone()  # a copy: the bytes of a whole storage are counted
     weights = tuple((tensor.numel(), tensor.nbytes) for tensor in net.parameters())
     return _step_count(net, two), _step_count(net, three), weights
 

@@ -41,7 +41,7 @@ class BatchNorm(nn.BatchNorm2d):
     def __init__(self, channels: Axis, policy: str) -> None:
         momentum = None if policy == "counted" else 0.1
         super().__init__(channels.length, momentum=momentum, track_running_stats=policy != "static")
-        self.sides: Dimensions = (channels,)
+        self.weight_axes: Dimensions = (channels,)
 
     def _check_input_dim(self, input: Tensor) -> None:
         """Accept maps and vectors."""
@@ -64,7 +64,7 @@ class GroupNorm(nn.GroupNorm):
 
     def __init__(self, channels: Axis) -> None:
         super().__init__(group_count(channels.length), channels.length)
-        self.sides: Dimensions = (channels,)
+        self.weight_axes: Dimensions = (channels,)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[1:].numel() > self.num_groups:
@@ -80,7 +80,7 @@ class LayerNorm(nn.LayerNorm):
 
     def __init__(self, units: Axis, eps: float = 1e-5) -> None:
         super().__init__(units.length, eps)
-        self.sides: Dimensions = (units,)
+        self.weight_axes: Dimensions = (units,)
 
 
 def group_count(channels: int) -> int:

@@ -45,7 +45,7 @@ def read_config(folder: str, given: Mapping[str, Any], depth: Depth) -> tuple[di
     """
     place = Path(folder)
     if not folder or not place.is_dir():
-        raise InputError(f"pretrained = {folder!r} is no folder. Name one with {CONFIG_FILE} and {WEIGHTS_FILE}.")
+        raise InputError(f"pretrained = {folder!r} is not a folder. Name one with {CONFIG_FILE} and {WEIGHTS_FILE}.")
     config = _load_config(place)
     layers = check_integer(f"{place / CONFIG_FILE}: num_hidden_layers", config["num_hidden_layers"], 1, MOST_BLOCKS)
     if isinstance(depth, int) and depth > layers:
@@ -75,7 +75,9 @@ def read_weights(source: Mapping[str, str], tensor_name: Callable[[str], str], n
     arrays = {tensor_name(name): tensor for name, tensor in found.items()}
     for name in needed:
         if name not in arrays:
-            raise InputError(f"{Path(source['folder']) / WEIGHTS_FILE} holds nothing for '{name}'. Is it a BERT's?")
+            raise InputError(
+                f"{Path(source['folder']) / WEIGHTS_FILE} holds no tensor for '{name}'. Is it a BERT model?"
+            )
     return {name: arrays[name] for name in needed}
 
 
@@ -83,7 +85,9 @@ def read_weights(source: Mapping[str, str], tensor_name: Callable[[str], str], n
 def _read_arrays(folder: str, sha256: str) -> Arrays:
     path = _weights_path(Path(folder))
     if _checksum(path) != sha256:
-        raise InputError(f"{path} is not the file that this experiment was made with. Put it back, or start anew.")
+        raise InputError(
+            f"{path} is not the file that this experiment was made with. Put that file back, or start a new run."
+        )
     try:
         arrays: Arrays = safetensors.torch.load_file(path)
     except (safetensors.SafetensorError, ValueError, KeyError, RuntimeError) as fault:
@@ -116,10 +120,12 @@ def _load_config(place: Path) -> dict[str, Any]:
         raise InputError(f"{path} is not JSON.") from None
     if not isinstance(config, dict) or str(config.get("model_type")) not in MODEL_TYPES:
         kind = config.get("model_type") if isinstance(config, dict) else None
-        raise InputError(f"{path}: model_type = {kind!r} is none of those that are read: {', '.join(MODEL_TYPES)}.")
+        raise InputError(
+            f"{path}: model_type = {kind!r} is not one of those that can be read: {', '.join(MODEL_TYPES)}."
+        )
     config = {"layer_norm_eps": 1e-12, "pad_token_id": 0, **config}
     if missing := sorted({*SIZES.values(), "num_hidden_layers"} - config.keys()):
-        raise InputError(f"{path} says nothing of {missing[0]}.")
+        raise InputError(f"{path} does not say {missing[0]}.")
     for name, known in (("hidden_act", "gelu"), ("position_embedding_type", "absolute")):
         if config.get(name, known) != known:
             raise InputError(f"{path}: {name} = {config[name]!r}; only {known!r} can be built here.")

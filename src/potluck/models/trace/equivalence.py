@@ -109,7 +109,7 @@ def _record(net: nn.Module, example: tuple[Tensor, ...], label: str, hint: str =
         place = f"layer '{running[-1]}'" if running and running[-1] else "forward"
         raise SettingsError(
             f"{label}: the narrow network fails in {place}: {error_line(fault)}. Usual cause: a size written into "
-            f"forward (view, reshape, split) or kept in an attribute{hint}."
+            f"forward (view, reshape, split) or stored in an attribute{hint}."
         ) from fault
     return activations
 
