@@ -1,12 +1,11 @@
-"""Network families with declared axes, and the zoo that builds, cuts and prices them."""
+"""Network families with their axis groups, and the zoo that builds, cuts and prices them."""
 
 from potluck.models.families import families
 from potluck.models.family import Family
 from potluck.models.folder import load, save
 from potluck.models.options import Option, portion
 from potluck.models.specs import complete, make_spec, tier_spec
-from potluck.models.trace.traced_module import TracedModule, trace
-from potluck.models.trace.user_family import check, register
+from potluck.models.trace import TracedModule, check, register, trace
 from potluck.models.zoo import ModelZoo
 
 __all__ = [

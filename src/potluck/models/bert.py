@@ -253,7 +253,7 @@ class Bert(Family):
         needed = [name for name in self.meta_net(spec).state_dict() if not name.startswith("head.")]
         return read_weights(check_source(spec.options["pretrained"]), tensor_name, needed)
 
-    def resolve(self, options: dict[str, Any]) -> dict[str, Any]:
+    def resolve_options(self, options: dict[str, Any]) -> dict[str, Any]:
         (length,) = options["input"]
         needed = length + (options["pad"] + 1 if options["count"] == "words" else 0)
         if needed > options["positions"]:

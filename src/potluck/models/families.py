@@ -17,7 +17,7 @@ from potluck.models.mobilenet import MobileNetV2
 from potluck.models.options import hint
 from potluck.models.preresnet import PreResNet
 from potluck.models.resnet import ResNet
-from potluck.models.trace.user_family import REGISTERED, register
+from potluck.models.trace import REGISTERED, register
 from potluck.models.transformer import Transformer
 
 _LISTED = (MLP(), LeNet(), CNN(), ResNet(), PreResNet(), MobileNetV2(), Transformer(), Bert())

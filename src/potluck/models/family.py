@@ -54,7 +54,7 @@ class Family(ABC):
         with torch.device("meta"):
             return self.net(spec)
 
-    def resolve(self, options: dict[str, Any]) -> dict[str, Any]:
+    def resolve_options(self, options: dict[str, Any]) -> dict[str, Any]:
         """The options, with those replaced that follow from others; refuses what the family cannot do."""
         return options
 
@@ -82,7 +82,7 @@ class Family(ABC):
             name: option.check(f"{self.name}: {name}", given.pop(name, option.default))
             for name, option in self.base.items()
         }
-        answers = self.resolve(self._complete_options(given))
+        answers = self.resolve_options(self._complete_options(given))
         if sizes is None:
             self.check_base(base, answers)
         depth = checks.check_depth(self.name, self.depth if depth is None else depth, self.depth)

@@ -16,7 +16,7 @@ from potluck.models.initialise import check_arrays, load_net
 from potluck.models.pretrained import PICKLES, WEIGHTS_FILE
 from potluck.models.specs import complete
 
-SPEC_FILE = "model.json"
+HEADER_FILE = "model.json"
 FORMAT = 1
 
 
@@ -27,9 +27,9 @@ def save(folder: str | os.PathLike[str], model: Model) -> None:
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     arrays = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.arrays.items()}
-    head = {"format": FORMAT, "spec": complete(model.spec).plain(), "sha256": digest(arrays)}
+    header = {"format": FORMAT, "spec": complete(model.spec).plain(), "sha256": digest(arrays)}
     _write(place / WEIGHTS_FILE, safetensors.torch.save(arrays))
-    _write(place / SPEC_FILE, (json.dumps(head, indent=2) + "\n").encode())
+    _write(place / HEADER_FILE, (json.dumps(header, indent=2) + "\n").encode())
 
 
 def load(folder: str | os.PathLike[str]) -> nn.Module:
@@ -37,16 +37,16 @@ def load(folder: str | os.PathLike[str]) -> nn.Module:
     place = Path(folder)
     if place.is_file():
         raise InputError(_not_a_folder(place))
-    head = _read_spec_file(place / SPEC_FILE)
+    header = _read_header(place / HEADER_FILE)
     arrays = _read_weights(place / WEIGHTS_FILE)
     try:
-        spec = complete(Spec.of(head["spec"]))
+        spec = complete(Spec.of(header["spec"]))
         check_arrays(spec, arrays)
     except (SettingsError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
-        raise InputError(f"{place}: {SPEC_FILE} and {WEIGHTS_FILE} do not describe a network: {fault}") from None
-    if digest(arrays) != head.get("sha256"):
+        raise InputError(f"{place}: {HEADER_FILE} and {WEIGHTS_FILE} do not describe a network: {fault}") from None
+    if digest(arrays) != header.get("sha256"):
         raise InputError(
-            f"{place / WEIGHTS_FILE} does not match the checksum in {SPEC_FILE}: one was altered. Export it again."
+            f"{place / WEIGHTS_FILE} does not match the checksum in {HEADER_FILE}: one was altered. Export it again."
         )
     return load_net(spec, arrays).eval()
 
@@ -57,15 +57,15 @@ def _write(path: Path, data: bytes) -> None:
     os.replace(aside, path)
 
 
-def _read_spec_file(path: Path) -> dict[str, Any]:
+def _read_header(path: Path) -> dict[str, Any]:
     _refuse_missing(path)
     try:
-        head = json.loads(path.read_bytes())
+        header = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
         raise InputError(f"{path} is not JSON. Export the model again.") from None
-    if not isinstance(head, dict) or head.get("format") != FORMAT:
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise InputError(f"{path} is not a model of format {FORMAT}, the only one that can be read here.")
-    return head
+    return header
 
 
 def _read_weights(path: Path) -> Arrays:
@@ -83,7 +83,7 @@ def _refuse_missing(path: Path) -> None:
     if path.is_file():
         return
     if not path.parent.is_dir():
-        raise InputError(f"{path.parent} does not exist; name a folder with {SPEC_FILE} and {WEIGHTS_FILE}.")
+        raise InputError(f"{path.parent} does not exist; name a folder with {HEADER_FILE} and {WEIGHTS_FILE}.")
     pickles = sorted(each.name for each in path.parent.iterdir() if each.suffix in PICKLES)
     refused = f" {pickles[0]} refused: pickle." if pickles else ""
     raise InputError(f"{path.parent} holds no {path.name}.{refused}")
@@ -91,8 +91,8 @@ def _refuse_missing(path: Path) -> None:
 
 def _not_a_folder(path: Path) -> str:
     if path.suffix in PICKLES or _is_pickle(path):
-        return f"{path} refused: pickle. Name a folder with {SPEC_FILE} and {WEIGHTS_FILE}."
-    return f"{path} is a file; name the folder with {SPEC_FILE} and {WEIGHTS_FILE}."
+        return f"{path} refused: pickle. Name a folder with {HEADER_FILE} and {WEIGHTS_FILE}."
+    return f"{path} is a file; name the folder with {HEADER_FILE} and {WEIGHTS_FILE}."
 
 
 def _is_pickle(path: Path) -> bool:

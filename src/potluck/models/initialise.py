@@ -7,7 +7,7 @@ from torch import nn
 
 from potluck.core import Arrays, Model, SettingsError, Spec
 from potluck.models.families import FAMILIES
-from potluck.models.meta import shapes
+from potluck.models.meta_device import shapes
 
 
 def random_net(spec: Spec, rng: torch.Generator) -> nn.Module:

@@ -33,7 +33,7 @@ class LeNet(Family):
         }
     )
 
-    def resolve(self, options: dict[str, Any]) -> dict[str, Any]:
+    def resolve_options(self, options: dict[str, Any]) -> dict[str, Any]:
         shortest = min(options["input"][1:])
         kernel = options["kernel"] or (5 if shortest >= SHORTEST[5] else 3)
         if shortest < SHORTEST[kernel]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from potluck.core import Depth, Dimensions, Model, Spec, Tier, Work
-from potluck.models import initialise, meta, specs
+from potluck.models import initialise, meta_device, specs
 
 
 @dataclass(frozen=True)
@@ -45,19 +45,19 @@ class ModelZoo:
 
     def probe(self, spec: Spec, batch: int) -> tuple[nn.Module, Tensor]:
         """The network and a batch of inputs on the meta device: a forward pass gives shapes, and computes nothing."""
-        return meta.probe(specs.complete(spec), batch)
+        return meta_device.probe(specs.complete(spec), batch)
 
     def axes(self, spec: Spec) -> Mapping[str, Dimensions]:
         """What each dimension of each tensor counts."""
-        return meta.axes(specs.complete(spec))
+        return meta_device.axes(specs.complete(spec))
 
     def shapes(self, spec: Spec) -> Mapping[str, tuple[tuple[int, ...], torch.dtype]]:
         """Shape and dtype of each tensor, buffers included."""
-        return meta.shapes(specs.complete(spec))
+        return meta_device.shapes(specs.complete(spec))
 
     def buffers(self, spec: Spec) -> frozenset[str]:
         """Names of tensors that are not trained."""
-        return meta.buffers(specs.complete(spec))
+        return meta_device.buffers(specs.complete(spec))
 
     def narrow(self, spec: Spec, width: float | Mapping[str, float]) -> Spec:
         """The spec with this share of the units, of all groups or of each that is named; rounded up, at least one."""
@@ -77,11 +77,11 @@ class ModelZoo:
 
     def block(self, spec: Spec, name: str) -> int | None:
         """The body block of a tensor, counted in forward order; None: it is there at every depth."""
-        return meta.block_indices(specs.complete(spec))[name]
+        return meta_device.block_indices(specs.complete(spec))[name]
 
     def cost(self, spec: Spec, batch: int) -> Work:
         """FLOPs and memory of one training step on a batch of this size."""
-        return meta.cost(specs.complete(spec), batch)
+        return meta_device.cost(specs.complete(spec), batch)
 
     def _parameters(self, tier: Tier) -> int:
         return self.cost(tier.spec, 1).parameters
