@@ -91,7 +91,7 @@ def test_a_torch_archive_under_the_right_name_is_refused(folder):
 
 
 def test_a_folder_that_is_not_there_and_a_file_in_its_place_are_named(tmp_path):
-    with pytest.raises(InputError, match="nowhere is not there"):
+    with pytest.raises(InputError, match="nowhere does not exist"):
         load(tmp_path / "nowhere")
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(InputError, match=r"notes.txt is a file; name the folder"):

@@ -25,12 +25,12 @@ def small(name, norm="none", **options):
     return ModelZoo(spec).narrow(spec, 0.2) if name == "mobilenet_v2" else spec
 
 
-def born(spec):
+def random_net(spec):
     return ModelZoo(spec).build(Model(spec), stream(0, "test"))
 
 
 def count(spec):
-    return sum(weight.numel() for weight in born(spec).parameters())
+    return sum(weight.numel() for weight in random_net(spec).parameters())
 
 
 def trained(spec):
@@ -83,7 +83,7 @@ def test_bottleneck_resnets_have_the_parameters_one_counts_by_hand():
 def test_convolutions_of_a_preresnet_with_batch_norm_start_as_torch_starts_them():
     # Uniform within 1 / sqrt(fan in): a variance of 1 / (3 fan in), a sixth of He's, which networks without norms want.
     for norm, factor in (("static", 1 / 3), ("none", 2.0)):
-        net = born(make_spec("preresnet18", input=(3, 32, 32), classes=10, norm=norm))
+        net = random_net(make_spec("preresnet18", input=(3, 32, 32), classes=10, norm=norm))
         for layer in (net.stem, net.body[0][0].first, net.body[3][1].first):
             fan_in = layer.weight[0].numel()
             assert layer.weight.var().item() * fan_in == pytest.approx(factor, rel=0.1)
@@ -103,7 +103,7 @@ def test_mobilenet_has_the_parameters_of_the_paper_s_network_with_ten_classes():
 
 
 def test_mobilenet_halves_a_32x32_map_three_times():
-    net = born(small("mobilenet_v2", input=(3, 32, 32)))
+    net = random_net(small("mobilenet_v2", input=(3, 32, 32)))
     x, sides = net.stem(torch.zeros(1, 3, 32, 32)), []
     for stage in net.body[:-1]:
         x = stage(x)
@@ -112,7 +112,7 @@ def test_mobilenet_halves_a_32x32_map_three_times():
 
 
 def test_mobilenet_blocks_add_their_input_where_the_shape_stays_and_expand_from_the_second_stage_on():
-    net = born(small("mobilenet_v2"))
+    net = random_net(small("mobilenet_v2"))
     assert [[block.residual for block in stage] for stage in net.body[:-1]] == [
         [False], [False, True], [False, True, True], [False, True, True, True], [False, True, True],
         [False, True, True], [False],
@@ -126,7 +126,7 @@ def test_mobilenet_blocks_add_their_input_where_the_shape_stays_and_expand_from_
 
 
 def test_a_bottleneck_is_added_to_its_input_and_only_its_second_convolution_has_a_stride():
-    net = born(small("resnet50"))
+    net = random_net(small("resnet50"))
     block, x = net.body[1][0], torch.randn(2, 16, 6, 6, generator=stream(6))
     assert block.first(x).shape == (2, 8, 6, 6)
     assert block.second(block.first(x)).shape == (2, 8, 3, 3)
@@ -135,7 +135,7 @@ def test_a_bottleneck_is_added_to_its_input_and_only_its_second_convolution_has_
 
 
 def test_the_shortcut_of_a_preactivated_block_reads_the_activated_tensor_and_the_straight_way_the_raw_one():
-    net = born(small("preresnet18"))
+    net = random_net(small("preresnet18"))
     x = torch.randn(2, 4, 6, 6, generator=stream(6))
     straight, changing = net.body[0][0], net.body[1][0]
     inside = straight.second(torch.relu(straight.first(torch.relu(x))))
@@ -145,7 +145,7 @@ def test_the_shortcut_of_a_preactivated_block_reads_the_activated_tensor_and_the
 
 
 def test_the_scaler_of_a_preactivated_network_stands_before_each_norm():
-    net = born(small("preresnet18", scaler=0.25))
+    net = random_net(small("preresnet18", scaler=0.25))
     scaled = [name for name, module in net.named_modules() if type(module).__name__ == "Scaler"]
     blocks = [f"body.{stage}.{place}" for stage in range(4) for place in range(2)]
     wanted = [f"{block}.{part}.scaler" for block in blocks for part in ("enter", "between")]
@@ -153,12 +153,12 @@ def test_the_scaler_of_a_preactivated_network_stands_before_each_norm():
     x = torch.tensor([[1.0, -2.0, 0.0, 3.0]])[..., None, None]
     assert net.body[0][0].enter(x).flatten().tolist() == [4.0, 0.0, 0.0, 12.0]
     assert net.eval().body[0][0].enter(x).flatten().tolist() == [1.0, 0.0, 0.0, 3.0]
-    static = born(small("preresnet18", "static", scaler=0.25)).body[0][0].enter
+    static = random_net(small("preresnet18", "static", scaler=0.25)).body[0][0].enter
     assert [type(step).__name__ for step in static] == ["Scaler", "BatchNorm", "ReLU"]
 
 
 def test_a_stride4_resnet_enters_its_body_as_64x8x8_and_leaves_it_as_a_vector_of_512():
-    net = born(make_spec("resnet10", input=(3, 32, 32), classes=10, stem="stride4"))
+    net = random_net(make_spec("resnet10", input=(3, 32, 32), classes=10, stem="stride4"))
     features = net.stem(torch.zeros(2, 3, 32, 32))
     assert features.shape == (2, 64, 8, 8)
     assert net.body(features).shape == (2, 512)
@@ -167,7 +167,7 @@ def test_a_stride4_resnet_enters_its_body_as_64x8x8_and_leaves_it_as_a_vector_of
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 13, 17), (2, 32, 28)])
 def test_scores_are_head_of_body_of_stem_for_any_input(name, shape):
-    net = born(small(name, input=shape, classes=7)).eval()
+    net = random_net(small(name, input=shape, classes=7)).eval()
     x = torch.randn(3, *shape, generator=stream(1))
     assert net(x).shape == (3, 7)
     assert torch.equal(net(x), net.head(net.body(net.stem(x))))
@@ -177,7 +177,7 @@ def test_scores_are_head_of_body_of_stem_for_any_input(name, shape):
 @pytest.mark.parametrize("stem", ["cifar", "stride4"])
 def test_the_smallest_inputs_are_read(name, least, stem):
     options = {"stem": stem} if name == "resnet10" else {}
-    assert born(small(name, input=(1, least, least), **options))(torch.zeros(2, 1, least, least)).shape == (2, 10)
+    assert random_net(small(name, input=(1, least, least), **options))(torch.zeros(2, 1, least, least)).shape == (2, 10)
 
 
 @pytest.mark.parametrize("norm", ["static", "running"])
@@ -209,13 +209,13 @@ def test_resnet_blocks_are_named_by_stage_and_position():
 
 def test_pooling_does_not_depend_on_the_number_of_blocks_kept():
     x = torch.randn(2, 1, 16, 16, generator=stream(2))
-    deep = born(small("cnn", depth=5, input=(1, 16, 16)))
+    deep = random_net(small("cnn", depth=5, input=(1, 16, 16)))
     outputs = []
     for block in deep.body:
         outputs.append((outputs[-1] if outputs else deep.stem(x)).detach())
         outputs[-1] = block(outputs[-1])
     assert [output.shape[-1] for output in outputs] == [8, 4, 2, 2, 2]
-    shallow = born(small("cnn", depth=2, input=(1, 16, 16)))
+    shallow = random_net(small("cnn", depth=2, input=(1, 16, 16)))
     shallow.load_state_dict({name: deep.state_dict()[name] for name in shallow.state_dict()})
     assert torch.equal(shallow.body(shallow.stem(x)), outputs[1].mean((2, 3)))
 
@@ -223,7 +223,7 @@ def test_pooling_does_not_depend_on_the_number_of_blocks_kept():
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("norm", NORMS)
 def test_one_step_of_training_lowers_the_loss_under_every_norm(name, norm):
-    net = born(small(name, norm))
+    net = random_net(small(name, norm))
     x, y = torch.randn(8, 1, 8, 8, generator=stream(3)), torch.arange(8)
     before = cross_entropy(net(x), y)
     before.backward()
@@ -239,7 +239,7 @@ def test_one_step_of_training_lowers_the_loss_under_every_norm(name, norm):
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("training", [True, False])
 def test_a_single_example_is_survived(name, norm, training):
-    net = born(small(name, norm)).train(training)
+    net = random_net(small(name, norm)).train(training)
     scores = net(torch.randn(1, 1, 8, 8, generator=stream(4)))
     cross_entropy(scores, torch.tensor([3])).backward()
     assert scores.isfinite().all()
@@ -248,18 +248,18 @@ def test_a_single_example_is_survived(name, norm, training):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("norm", NORMS)
 def test_no_examples_give_no_scores(name, norm):
-    assert born(small(name, norm)).eval()(torch.zeros(0, 1, 8, 8)).shape == (0, 10)
+    assert random_net(small(name, norm)).eval()(torch.zeros(0, 1, 8, 8)).shape == (0, 10)
 
 
 def test_a_static_norm_that_sees_one_value_applies_its_affine_weights_alone():
-    norm = born(make_spec("mlp", input=(1,), classes=1, hidden=2, norm="static")).stem.norm
+    norm = random_net(make_spec("mlp", input=(1,), classes=1, hidden=2, norm="static")).stem.norm
     norm.load_state_dict({"weight": torch.tensor([2.0, 3.0]), "bias": torch.tensor([1.0, -1.0])})
     assert norm(torch.tensor([[5.0, 7.0]])).tolist() == [[11.0, 20.0]]
     assert norm(torch.tensor([[5.0, 7.0], [3.0, 7.0]]))[:, 0].tolist() == pytest.approx([3.0, -1.0], abs=1e-4)
 
 
 def test_a_running_norm_that_sees_one_value_uses_its_statistics_and_leaves_them():
-    norm = born(make_spec("mlp", input=(1,), classes=1, hidden=1, norm="running")).stem.norm
+    norm = random_net(make_spec("mlp", input=(1,), classes=1, hidden=1, norm="running")).stem.norm
     norm.running_mean.fill_(3.0)
     norm.running_var.fill_(4.0)
     assert norm(torch.tensor([[7.0]])).item() == pytest.approx(2.0, abs=1e-4)
@@ -267,25 +267,25 @@ def test_a_running_norm_that_sees_one_value_uses_its_statistics_and_leaves_them(
 
 
 def test_a_static_norm_uses_the_batch_in_evaluation_too():
-    net = born(small("cnn", "static"))
+    net = random_net(small("cnn", "static"))
     x = torch.randn(4, 1, 8, 8, generator=stream(5))
     assert torch.equal(net.train()(x), net.eval()(x))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_static_network_s_counting_twin_adds_the_running_statistics_and_nothing_else(name):
+def test_a_static_network_s_counting_spec_adds_the_running_statistics_and_nothing_else(name):
     static = small(name, "static")
     zoo = ModelZoo(static)
-    twin = zoo.counting(static)
-    assert zoo.shapes(static).items() < zoo.shapes(twin).items()
-    added = zoo.shapes(twin).keys() - zoo.shapes(static)
-    assert added == zoo.buffers(twin)
+    counted = zoo.counting(static)
+    assert zoo.shapes(static).items() < zoo.shapes(counted).items()
+    added = zoo.shapes(counted).keys() - zoo.shapes(static)
+    assert added == zoo.buffers(counted)
     assert {each.rpartition(".")[2] for each in added} == {"running_mean", "running_var", "num_batches_tracked"}
 
 
 def test_counted_statistics_are_the_mean_over_batches():
     # One feature, batches [1, 3] and [4, 8]: means 2 and 6, variances 2 and 8.
-    norm = born(make_spec("mlp", input=(1,), classes=1, hidden=1, norm="counted")).stem.norm
+    norm = random_net(make_spec("mlp", input=(1,), classes=1, hidden=1, norm="counted")).stem.norm
     for batch in ([[1.0], [3.0]], [[4.0], [8.0]]):
         norm(torch.tensor(batch))
     assert (norm.running_mean.item(), norm.running_var.item()) == (4.0, 5.0)
@@ -296,11 +296,11 @@ def test_group_norm_divides_the_channels_of_every_width():
     zoo = ModelZoo(small("cnn", "group"))
     for width, groups in ((0.03, 1), (0.2, 1), (0.375, 6), (0.5, 8), (1.0, 8)):  # 1, 7, 12, 16, 32 channels
         spec = zoo.narrow(zoo.full, width)
-        assert born(spec).stem.norm.num_groups == groups
+        assert random_net(spec).stem.norm.num_groups == groups
 
 
 def test_the_scaler_divides_by_the_ratio_in_training_alone():
-    net = born(make_spec("mlp", input=(2,), classes=2, hidden=2, scaler=0.25))
+    net = random_net(make_spec("mlp", input=(2,), classes=2, hidden=2, scaler=0.25))
     x = torch.tensor([[1.0, -2.0]])
     assert net.stem.scaler(x).tolist() == [[4.0, -8.0]]
     assert net.eval().stem.scaler(x).tolist() == [[1.0, -2.0]]

@@ -1,4 +1,4 @@
-"""The heart: a narrow network filled with a part of the whole computes what the whole does with the rest silenced."""
+"""A narrow network with a part of the full one's arrays computes what the full one does with the other units zero."""
 
 import pytest
 import torch
@@ -52,7 +52,7 @@ def chosen(way, size, rng):
     return [(start + step) % size for step in range(count)]
 
 
-def lively(arrays, rng):
+def random_arrays(arrays, rng):
     """Random numbers in every tensor, norms and their statistics included; spreads are positive."""
 
     def drawn(name, tensor):
@@ -64,44 +64,44 @@ def lively(arrays, rng):
     return {name: drawn(name, tensor) for name, tensor in arrays.items()}
 
 
-def silenced(arrays, axes, units, trained):
-    """The whole with nothing coming out of the units that were not chosen."""
-    quiet = {name: tensor.clone() for name, tensor in arrays.items()}
+def zeroed(arrays, axes, units, trained):
+    """The full network's arrays, with zero for the outputs of the units that were not chosen."""
+    zeros = {name: tensor.clone() for name, tensor in arrays.items()}
     for name in trained:
         axis = axes[name][0]
         if axis is not None:
             others = [unit for unit in range(axis.size) if unit not in units[axis.group]]
-            quiet[name].view(axis.outer, axis.size, axis.inner, -1)[:, others] = 0
+            zeros[name].view(axis.outer, axis.size, axis.inner, -1)[:, others] = 0
         elif name.startswith("stem."):  # an embedding: its units are columns
             axis = axes[name][1]
-            quiet[name][:, [unit for unit in range(axis.size) if unit not in units[axis.group]]] = 0
-    return quiet
+            zeros[name][:, [unit for unit in range(axis.size) if unit not in units[axis.group]]] = 0
+    return zeros
 
 
 def compared(spec, way, seed, x, training):
-    """Scores of a part, of the whole with the other units silenced, and of the whole."""
+    """Scores of a part, of the full network with the other units set to zero, and of the full network."""
     zoo, rng = ModelZoo(spec), stream(seed, spec.key, way)
-    axes, whole = zoo.axes(spec), lively(zoo.fresh(spec, rng).arrays, rng)
+    axes, whole = zoo.axes(spec), random_arrays(zoo.fresh(spec, rng).arrays, rng)
     units = {group: chosen(way, size, rng) for group, size in spec.sizes.items()}
     narrow = zoo.narrow(spec, {group: len(units[group]) / size for group, size in spec.sizes.items()})
     assert narrow.sizes == {group: len(kept) for group, kept in units.items()}
     small = part(axes, lambda axis: units[axis.group]).take(whole)
-    quiet = silenced(whole, axes, units, axes.keys() - zoo.buffers(spec))
-    # A narrow head divides by the root of its own width: the whole's queries are as much louder.
+    zeros = zeroed(whole, axes, units, axes.keys() - zoo.buffers(spec))
+    # A narrow head divides by the root of its own width: so the full one's queries are scaled up.
     queries = {name: axes[name][0] for name in axes if ".query." in name}
-    louder = {name: (axis.size / len(units[axis.group])) ** 0.5 for name, axis in queries.items()}
+    factors = {name: (axis.size / len(units[axis.group])) ** 0.5 for name, axis in queries.items()}
     return (
         scores(zoo, narrow, small, x, training),
-        scores(zoo, spec, quiet, x, training, louder),
+        scores(zoo, spec, zeros, x, training, factors),
         scores(zoo, spec, whole, x, training),
     )
 
 
-def scores(zoo, spec, arrays, x, training, louder=None):
-    """In double precision, so that the order of sums does not show; some weights louder by a factor."""
+def scores(zoo, spec, arrays, x, training, factors=None):
+    """In double precision, so that the order of sums does not show; some weights times a factor."""
     net = zoo.build(Model(spec, arrays)).double().train(training)
     with torch.no_grad():
-        for name, factor in (louder or {}).items():
+        for name, factor in (factors or {}).items():
             net.get_parameter(name).mul_(factor)
         return net(x)
 
@@ -112,7 +112,7 @@ def scores(zoo, spec, arrays, x, training, louder=None):
 )
 @pytest.mark.parametrize("way", ["prefix", "rolling", "random"])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a_part_computes_what_the_whole_does_with_the_other_units_silenced(family, norm, training, way, seed):
+def test_a_part_computes_what_the_whole_does_with_the_other_units_set_to_zero(family, norm, training, way, seed):
     options = {"name": family, "narrow": 1.0, **SPECS[family]}
     width = options.pop("narrow")
     spec = tier_spec(make_spec(options.pop("name"), norm=norm, **options), width)
@@ -133,7 +133,7 @@ def text(name, **more):
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("way", ["prefix", "rolling", "random"])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a_part_of_a_text_network_computes_what_the_whole_does_with_the_other_units_silenced(name, way, seed):
+def test_a_part_of_a_text_network_computes_what_the_whole_does_with_the_other_units_set_to_zero(name, way, seed):
     # Layer norms are left out: they normalise across units, silent ones included.
     spec, ids = text(name, norm="none")
     mine, reference, whole = compared(spec, way, seed, ids, True)
@@ -145,7 +145,7 @@ def test_a_part_of_a_text_network_computes_what_the_whole_does_with_the_other_un
 def test_all_units_in_another_order_compute_the_same_layer_norms_included(name):
     spec, ids = text(name)
     zoo, rng = ModelZoo(spec), stream(0, name)
-    whole = lively(zoo.fresh(spec, rng).arrays, rng)
+    whole = random_arrays(zoo.fresh(spec, rng).arrays, rng)
     units = {group: torch.randperm(size, generator=rng).tolist() for group, size in spec.sizes.items()}
     turned = part(zoo.axes(spec), lambda axis: units[axis.group]).take(whole)
     torch.testing.assert_close(
@@ -173,19 +173,19 @@ def test_the_rows_of_a_head_are_chosen_head_by_head(units, rows):
 
 
 @pytest.mark.parametrize("norm", ["none", "static"])
-def test_a_shallow_resnet_computes_what_the_deep_one_does_with_the_other_blocks_silenced(norm):
+def test_a_shallow_resnet_computes_what_the_deep_one_does_with_the_other_blocks_set_to_zero(norm):
     deep = make_spec("resnet", depth=(2, 2, 3, 2), width=3, norm=norm, input=(1, 8, 8), classes=4)
     zoo, rng = ModelZoo(deep), stream(0, norm)
     shallow = zoo.shallow(deep, (1, 2, 1, 1))
-    whole = lively(zoo.fresh(deep, rng).arrays, rng)
+    whole = random_arrays(zoo.fresh(deep, rng).arrays, rng)
     names = zoo.shapes(shallow)
     small = part(zoo.axes(deep), lambda axis: range(axis.size), names).take(whole)
-    quiet = {
+    zeros = {
         name: tensor if name in names or ".second." not in name else torch.zeros_like(tensor)
         for name, tensor in whole.items()
     }
     x = torch.randn(5, 1, 8, 8, generator=rng, dtype=torch.float64)
     torch.testing.assert_close(
-        scores(zoo, shallow, small, x, True), scores(zoo, deep, quiet, x, True), rtol=1e-9, atol=1e-9
+        scores(zoo, shallow, small, x, True), scores(zoo, deep, zeros, x, True), rtol=1e-9, atol=1e-9
     )
     assert small.keys() == names.keys() < whole.keys()

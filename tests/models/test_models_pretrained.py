@@ -194,10 +194,10 @@ def test_a_network_that_is_sent_its_weights_needs_no_folder(folder, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model_type": "gpt2"}, "model_type = 'gpt2' is none of those that are read: bert, roberta"),
+        ({"model_type": "gpt2"}, "model_type = 'gpt2' is not one of those that can be read: bert, roberta"),
         ({"hidden_act": "relu"}, "hidden_act = 'relu'; only 'gelu' can be built here"),
         ({"position_embedding_type": "relative_key"}, "only 'absolute' can be built here"),
-        ({"num_hidden_layers": 4}, "model.safetensors holds nothing for 'body.3.attention.self.query.weight'"),
+        ({"num_hidden_layers": 4}, "model.safetensors holds no tensor for 'body.3.attention.self.query.weight'"),
     ],
 )
 def test_other_encoders_are_refused(changes, said, tmp_path):
@@ -243,14 +243,14 @@ def test_broken_folders_are_refused_with_one_line(folder, tmp_path):
     with pytest.raises(InputError, match=r"config\.json is not JSON\.$"):
         made(folder)
     (place / "config.json").write_text(json.dumps({"model_type": "bert"}))
-    with pytest.raises(InputError, match="says nothing of hidden_size"):
+    with pytest.raises(InputError, match="does not say hidden_size"):
         made(folder)
     (place / "config.json").unlink()
     with pytest.raises(InputError, match=r"holds no config\.json"):
         made(folder)
 
 
-def test_a_narrow_network_cannot_be_born_from_wide_weights(folder):
+def test_a_narrow_network_cannot_start_from_wide_weights(folder):
     with pytest.raises(SettingsError, match="pretrained weights fit no layer of so narrow a network"):
         fresh(tier_spec(made(folder), width=0.5))
 

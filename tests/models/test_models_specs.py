@@ -4,7 +4,7 @@ import pytest
 
 from potluck.core import SettingsError, Spec
 from potluck.models import ModelZoo, complete, families, make_spec, portion, tier_spec
-from potluck.models.own import REGISTERED
+from potluck.models.trace.user_family import REGISTERED
 
 DIGITS = {"input": (1, 8, 8), "classes": 10}
 WORDS = {"input": (8,), "classes": 10}
@@ -61,7 +61,7 @@ def test_a_scaled_spec_has_the_ratio_as_its_scaler():
         zoo.scaled(spec, 0)
 
 
-def test_the_counting_twin_of_a_static_spec_counts_and_any_other_spec_is_its_own_twin():
+def test_the_counting_spec_of_a_static_one_has_counted_norms_and_any_other_spec_stays():
     static = make_spec("cnn", norm="static", **DIGITS)
     zoo = ModelZoo(static)
     assert zoo.counting(static) == make_spec("cnn", norm="counted", **DIGITS)
@@ -171,7 +171,7 @@ def test_every_name_has_a_line_of_description():
         ("bert", {**WORDS, "hidden": 30, "heads": 4}, "bert: hidden = 30 cannot be divided among heads = 4."),
         ("bert", {**WORDS, "positions": 7}, "bert: input = [8] needs positions = 8; there are 7."),
         ("roberta-base", {"input": (513,)}, "bert: input = [513] needs positions = 515; there are 514."),
-        ("bert", {**WORDS, "pad": 40000}, "bert: pad = 40000 is no token of vocab = 30522."),
+        ("bert", {**WORDS, "pad": 40000}, "bert: pad = 40000 is not a token of vocab = 30522."),
     ],
 )  # fmt: skip
 def test_a_mistaken_model_is_refused_in_one_line_that_names_the_setting(name, given, says):

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from potluck.core import Model, stream
 from potluck.models import ModelZoo, make_spec
-from potluck.models.bert import renamed
+from potluck.models.bert import tensor_name
 
 TINY = {"hidden": 12, "heads": 3, "ffn": 10, "input": (6,), "dropout": 0}
 SPECS = {
@@ -22,8 +22,8 @@ SPECS = {
 every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 
 
-def born(spec):
-    """A network in double precision whose weights are all alive."""
+def random_net(spec):
+    """A network in double precision whose weights are all random."""
     net = ModelZoo(spec).build(Model(spec), stream(0, "test")).double()
     rng = stream(1)
     with torch.no_grad():
@@ -58,7 +58,7 @@ def test_the_transformer_of_the_fedrolex_paper_has_the_parameters_one_counts_by_
 
 @every_spec
 def test_scores_are_head_of_body_of_stem(spec):
-    net, ids = born(spec), tokens()
+    net, ids = random_net(spec), tokens()
     wanted = {"transformer": (4, 6, 11), "tags": (4, 6, 4)}.get(next(k for k, v in SPECS.items() if v is spec), (4, 4))
     assert net(ids).shape == wanted
     assert torch.equal(net(ids), net.head(net.body(net.stem(ids))))
@@ -121,7 +121,7 @@ def reference(stream, heads, ffn, activation, weights):
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_a_causal_layer_is_torch_s(activation):
-    net = born(make_spec("transformer", depth=1, classes=11, activation=activation, **TINY))
+    net = random_net(make_spec("transformer", depth=1, classes=11, activation=activation, **TINY))
     ours, own = net.body[0], net.body[0].attention
     parts = (own.query, own.key, own.value, own.output, ours.first, ours.second, ours.norm1, ours.norm2)
     theirs = reference(12, 3, 10, activation, [part.state_dict() for part in parts])
@@ -131,7 +131,7 @@ def test_a_causal_layer_is_torch_s(activation):
 
 
 def test_an_encoder_s_layer_is_torch_s_with_the_padding_masked():
-    net = born(make_spec("bert", depth=1, vocab=11, classes=4, eps=1e-5, **TINY))
+    net = random_net(make_spec("bert", depth=1, vocab=11, classes=4, eps=1e-5, **TINY))
     ours, own = net.body[0], net.body[0].attention
     inner = (own.self.query, own.self.key, own.self.value, own.output.dense)
     parts = (*inner, ours.intermediate.dense, ours.output.dense, own.output.LayerNorm, ours.output.LayerNorm)
@@ -143,7 +143,7 @@ def test_an_encoder_s_layer_is_torch_s_with_the_padding_masked():
 
 
 def test_the_decoder_and_the_stem_are_what_their_parts_compute():
-    net, ids = born(SPECS["transformer"]), tokens()
+    net, ids = random_net(SPECS["transformer"]), tokens()
     x = net.stem(ids)
     vectors = net.stem.token.weight[ids] + net.stem.position.weight[:6]
     torch.testing.assert_close(x, net.stem.norm(vectors))
@@ -151,7 +151,7 @@ def test_the_decoder_and_the_stem_are_what_their_parts_compute():
 
 
 def test_the_future_does_not_change_the_scores():
-    net, ids = born(SPECS["transformer"]), tokens()
+    net, ids = random_net(SPECS["transformer"]), tokens()
     other = ids.clone()
     other[:, 4:] = 0
     torch.testing.assert_close(net(ids)[:, :4], net(other)[:, :4])
@@ -160,7 +160,7 @@ def test_the_future_does_not_change_the_scores():
 
 @pytest.mark.parametrize("name", ["bert", "tags", "first"])
 def test_padding_does_not_change_the_scores_of_what_stands_before_it(name):
-    net, ids = born(SPECS[name]), tokens(length=4)
+    net, ids = random_net(SPECS[name]), tokens(length=4)
     padded = torch.cat([ids, torch.zeros(4, 2, dtype=torch.long)], 1)
     short, long = net(ids), net(padded)
     torch.testing.assert_close(short, long[:, :4] if name == "tags" else long)
@@ -168,7 +168,7 @@ def test_padding_does_not_change_the_scores_of_what_stands_before_it(name):
 
 
 def test_words_are_counted_from_behind_the_padding_s_position():
-    net = born(SPECS["words"])
+    net = random_net(SPECS["words"])
     seen = net.stem(torch.tensor([[1, 5, 1, 7, 8, 1]]))
     table = net.stem.position_embeddings.weight + net.stem.token_type_embeddings.weight[0]
     words = net.stem.word_embeddings.weight
@@ -177,10 +177,10 @@ def test_words_are_counted_from_behind_the_padding_s_position():
 
 
 def test_the_classifier_reads_the_pooler_or_the_first_token():
-    net, x = born(SPECS["bert"]), torch.randn(2, 6, 12, generator=stream(6), dtype=torch.float64)
+    net, x = random_net(SPECS["bert"]), torch.randn(2, 6, 12, generator=stream(6), dtype=torch.float64)
     pooled = torch.tanh(net.head.pooler.dense(x[:, 0]))
     torch.testing.assert_close(net.head(x), net.head.classifier(pooled))
-    net = born(SPECS["first"])
+    net = random_net(SPECS["first"])
     torch.testing.assert_close(net.head(x), net.head.classifier(x[:, 0]))
 
 
@@ -193,7 +193,7 @@ HEARD = {
 @pytest.mark.parametrize("name", HEARD)
 def test_the_scaler_divides_embeddings_projections_and_hidden_layers_but_not_the_last(name):
     zoo = ModelZoo(SPECS[name])
-    plain, scaled = born(SPECS[name]), born(zoo.scaled(SPECS[name], 0.5))
+    plain, scaled = random_net(SPECS[name]), random_net(zoo.scaled(SPECS[name], 0.5))
     ids = tokens()
     assert torch.equal(plain(ids), scaled.eval()(ids))
     with torch.no_grad():
@@ -205,7 +205,7 @@ def test_the_scaler_divides_embeddings_projections_and_hidden_layers_but_not_the
 
 def test_dropout_is_active_in_training_alone():
     spec = make_spec("transformer", classes=11, **{**TINY, "dropout": 0.5})
-    net, ids = born(spec), tokens()
+    net, ids = random_net(spec), tokens()
     assert torch.equal(net.eval()(ids), net(ids))
     assert not torch.equal(net.train()(ids), net(ids))
 
@@ -227,12 +227,12 @@ def test_names_are_hugging_face_s_but_for_their_beginnings():
     ]  # fmt: skip
     heads = ["classifier.weight", "classifier.bias"]
     shapes = ModelZoo(SPECS["bert"]).shapes(SPECS["bert"])
-    assert [renamed(f"bert.{name}") for name in theirs] + [renamed(name) for name in heads] == list(shapes)
-    assert [renamed(name) for name in theirs + heads] == list(shapes)
-    assert renamed("roberta.encoder.layer.11.output.dense.bias") == "body.11.output.dense.bias"
-    assert renamed("classifier.out_proj.weight") == "head.classifier.weight"
-    assert renamed("classifier.dense.weight") == "head.pooler.dense.weight"
-    assert renamed("cls.predictions.bias") == "cls.predictions.bias"
+    assert [tensor_name(f"bert.{name}") for name in theirs] + [tensor_name(name) for name in heads] == list(shapes)
+    assert [tensor_name(name) for name in theirs + heads] == list(shapes)
+    assert tensor_name("roberta.encoder.layer.11.output.dense.bias") == "body.11.output.dense.bias"
+    assert tensor_name("classifier.out_proj.weight") == "head.classifier.weight"
+    assert tensor_name("classifier.dense.weight") == "head.pooler.dense.weight"
+    assert tensor_name("cls.predictions.bias") == "cls.predictions.bias"
 
 
 def test_a_roberta_can_be_narrow_in_its_stream_and_heads_and_keep_its_feed_forward_units():

@@ -2,7 +2,7 @@
 
 Tensors are named as in Hugging Face's ``BertModel`` and ``RobertaModel``, but for the prefixes of `PREFIXES`, so
 weights stored under those names can be read under ours. Inputs are token ids alone: the attention mask is where an id
-is not the padding's, and tokens of a second text, those after the first separator, are of type 1.
+is not the padding's. Tokens of a second text, those after the first separator, have type 1.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from potluck.core import Arrays, Axis, Depth, FrozenDict, SettingsError, Spec
-from potluck.models.attention import attend, calm, head_axes, layer_groups, refuse_uneven
+from potluck.models.attention import attend, check_heads, head_axes, initialise_as_bert, layer_groups
 from potluck.models.family import Base, Family
 from potluck.models.layers import Embedding, Linear, Net, scaler
 from potluck.models.norm import LayerNorm
 from potluck.models.options import DROPOUT, LAYER_NORM, MOST_UNITS, SCALER, Option, Options
-from potluck.models.pretrained import described, kept, weights
+from potluck.models.pretrained import check_source, read_config, read_weights
 
 PREFIXES = (
     ("embeddings.", "stem."),
@@ -33,15 +33,14 @@ PREFIXES = (
 )
 """How Hugging Face's names begin, and how ours do. RoBERTa's two-layer classifier is a pooler and a classifier here."""
 
-
 NO_TOKEN = -1
-"""Where a token's id could stand and none does."""
+"""In place of a token's id: there is none."""
 
 
-def renamed(name: str) -> str:
-    """Our name of a tensor of a Hugging Face model; a name that is none of a BERT's stays as it is.
+def tensor_name(name: str) -> str:
+    """Our name for a tensor of a Hugging Face model; names that no BERT has stay as they are.
 
-    >>> renamed("bert.encoder.layer.3.attention.self.query.weight")
+    >>> tensor_name("bert.encoder.layer.3.attention.self.query.weight")
     'body.3.attention.self.query.weight'
     """
     bare = name.removeprefix("bert.").removeprefix("roberta.")
@@ -51,8 +50,8 @@ def renamed(name: str) -> str:
     return name
 
 
-class Embeddings(nn.Module):
-    """Token ids -> vectors; those of padding are zero, by which the body knows it."""
+class BertEmbeddings(nn.Module):
+    """Embeddings of tokens, positions and types. Those of padding are zero; the encoder makes its mask from that."""
 
     def __init__(self, stream: Axis, options: Options) -> None:
         super().__init__()
@@ -68,78 +67,78 @@ class Embeddings(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         padding = ids == self.pad
-        vectors = self.word_embeddings(ids) + self.position_embeddings(self._places(padding))
-        vectors = vectors + self._typed(ids)
+        vectors = self.word_embeddings(ids) + self.position_embeddings(self._positions(padding))
+        vectors = vectors + self._type_embeddings(ids)
         vectors = self.dropout(self.LayerNorm(self.scaler(vectors)))
-        silent: Tensor = vectors.masked_fill(padding.unsqueeze(-1), 0.0)
-        return silent
+        masked: Tensor = vectors.masked_fill(padding.unsqueeze(-1), 0.0)
+        return masked
 
-    def _typed(self, ids: Tensor) -> Tensor:
-        """The vectors of the tokens' types."""
+    def _type_embeddings(self, ids: Tensor) -> Tensor:
+        """The embeddings of the tokens' types."""
         if self.sep == NO_TOKEN:
             return self.token_type_embeddings.weight[0]
-        # What begins a row may be the separator too, and ends no text.
-        ends = (ids[:, 1:-1] == self.sep).cumsum(1) > 0
-        typed: Tensor = self.token_type_embeddings(functional.pad(ends, (min(2, ids.shape[1]), 0)).long())
-        return typed
+        # A row may begin with the separator's id; that one ends no text.
+        second = (ids[:, 1:-1] == self.sep).cumsum(1) > 0
+        vectors: Tensor = self.token_type_embeddings(functional.pad(second, (min(2, ids.shape[1]), 0)).long())
+        return vectors
 
-    def _places(self, padding: Tensor) -> Tensor:
+    def _positions(self, padding: Tensor) -> Tensor:
         if self.words_only:
             return (~padding).cumsum(1) * ~padding + self.pad
         return torch.arange(padding.shape[1], device=padding.device)
 
 
-class SelfAttention(nn.Module):
-    """Each position gathers from all that are no padding."""
+class BertSelfAttention(nn.Module):
+    """Self-attention of each position to all that are not padding."""
 
-    def __init__(self, stream: Axis, compared: Axis, carried: Axis, options: Options) -> None:
+    def __init__(self, stream: Axis, query_key: Axis, value: Axis, options: Options) -> None:
         super().__init__()
         self.heads: int = options["heads"]
-        self.query = Linear(stream, compared)
-        self.key = Linear(stream, compared)
-        self.value = Linear(stream, carried)
+        self.query = Linear(stream, query_key)
+        self.key = Linear(stream, query_key)
+        self.value = Linear(stream, value)
         self.scaler = scaler(options) or nn.Identity()
         self.dropout = nn.Dropout(options["dropout"])
 
-    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         query, key, value = (self.scaler(layer(x)) for layer in (self.query, self.key, self.value))
-        return attend(query, key, value, self.heads, seen, self.dropout)
+        return attend(query, key, value, self.heads, mask, self.dropout)
 
 
-class Rejoin(nn.Module):
-    """A linear layer back to the stream, the sum, the norm."""
+class BertOutput(nn.Module):
+    """A linear layer to the residual stream, the sum with it, and a norm."""
 
-    def __init__(self, inside: Axis, stream: Axis, options: Options) -> None:
+    def __init__(self, inputs: Axis, stream: Axis, options: Options) -> None:
         super().__init__()
-        self.dense = Linear(inside, stream)
+        self.dense = Linear(inputs, stream)
         self.LayerNorm = _norm(stream, options)
         self.scaler = scaler(options) or nn.Identity()
         self.dropout = nn.Dropout(options["dropout"])
 
-    def forward(self, inside: Tensor, stream: Tensor) -> Tensor:
-        out: Tensor = self.LayerNorm(stream + self.dropout(self.scaler(self.dense(inside))))
+    def forward(self, x: Tensor, stream: Tensor) -> Tensor:
+        out: Tensor = self.LayerNorm(stream + self.dropout(self.scaler(self.dense(x))))
         return out
 
 
-class Attention(nn.Module):
-    """Self-attention and the way back to the stream."""
+class BertAttention(nn.Module):
+    """Self-attention, and its output added to the residual stream."""
 
-    def __init__(self, stream: Axis, compared: Axis, carried: Axis, options: Options) -> None:
+    def __init__(self, stream: Axis, query_key: Axis, value: Axis, options: Options) -> None:
         super().__init__()
-        self.self = SelfAttention(stream, compared, carried, options)
-        self.output = Rejoin(carried, stream, options)
+        self.self = BertSelfAttention(stream, query_key, value, options)
+        self.output = BertOutput(value, stream, options)
 
-    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
-        out: Tensor = self.output(self.self(x, seen), x)
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        out: Tensor = self.output(self.self(x, mask), x)
         return out
 
 
-class Dense(nn.Module):
+class BertDense(nn.Module):
     """A linear layer under the name ``dense``, with its scaler."""
 
-    def __init__(self, inside: Axis, outside: Axis, options: Options) -> None:
+    def __init__(self, inputs: Axis, outputs: Axis, options: Options) -> None:
         super().__init__()
-        self.dense = Linear(inside, outside)
+        self.dense = Linear(inputs, outputs)
         self.scaler = scaler(options) or nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -147,43 +146,43 @@ class Dense(nn.Module):
         return out
 
 
-class Layer(nn.Module):
+class BertLayer(nn.Module):
     """Attention, then two linear layers with GELU between them."""
 
-    def __init__(self, stream: Axis, compared: Axis, carried: Axis, inner: Axis, options: Options) -> None:
+    def __init__(self, stream: Axis, query_key: Axis, value: Axis, inner: Axis, options: Options) -> None:
         super().__init__()
-        self.attention = Attention(stream, compared, carried, options)
-        self.intermediate = Dense(stream, inner, options)
-        self.output = Rejoin(inner, stream, options)
+        self.attention = BertAttention(stream, query_key, value, options)
+        self.intermediate = BertDense(stream, inner, options)
+        self.output = BertOutput(inner, stream, options)
 
-    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
-        x = self.attention(x, seen)
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        x = self.attention(x, mask)
         out: Tensor = self.output(functional.gelu(self.intermediate(x)), x)
         return out
 
 
-class Encoder(nn.Sequential):
-    """The layers, which are told where the padding is: where the stem's vectors are zero."""
+class BertEncoder(nn.Sequential):
+    """The layers, with an attention mask: padding is where the embeddings are zero."""
 
     def forward(self, x: Tensor) -> Tensor:
-        seen = x.ne(0).any(-1)[:, None, None, :]
+        mask = x.ne(0).any(-1)[:, None, None, :]
         for layer in self:
-            x = layer(x, seen)
+            x = layer(x, mask)
         return x
 
 
-class Head(nn.Module):
-    """Scores of the whole text, read at its first token, or of every token."""
+class BertHead(nn.Module):
+    """A classifier of the whole text, read at its first token, or of every token."""
 
     def __init__(self, stream: Axis, pooled: Axis | None, options: Options) -> None:
         super().__init__()
-        self.every = options["output"] == "tokens"
-        self.pooler = None if pooled is None else Dense(stream, pooled, options)
+        self.every_token = options["output"] == "tokens"
+        self.pooler = None if pooled is None else BertDense(stream, pooled, options)
         self.dropout = nn.Dropout(options["dropout"])
         self.classifier = Linear(stream if pooled is None else pooled, options["classes"])
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x if self.every else x[:, 0]
+        x = x if self.every_token else x[:, 0]
         if self.pooler is not None:
             x = torch.tanh(self.pooler(x))
         scores: Tensor = self.classifier(self.dropout(x))
@@ -193,11 +192,13 @@ class Head(nn.Module):
 class Bert(Family):
     """Embeddings, `depth` layers of attention and feed-forward (the norm follows each sum), a classifier.
 
-    Input: token ids [batch, length]. Output: scores [batch, classes], or [batch, length, classes] of ``tokens``.
-    Groups: ``stream`` (embeddings, norms, both ends of every layer), ``layer0.qk`` and ``layer0.v`` (units of *each*
-    head, that query and key compare, and that value hands to output), ``layer0.ffn``, and so on; ``pooled``, if there
-    is a pooler. The defaults are those of BERT-tiny. With ``pretrained = "folder"`` sizes come from a folder in Hugging
-    Face's layout, and so do the weights of embeddings and of the bottom layers, as deep as the network is.
+    Input: token ids [batch, length]. Output: scores [batch, classes]; with ``output = "tokens"``, scores of every token
+    [batch, length, classes]. Groups: ``stream`` (embeddings, norms, inputs and outputs of every layer),
+    ``layer0.qk`` (units of query and key, in *each* head), ``layer0.v`` (units of value, in *each* head),
+    ``layer0.ffn``, and so on; ``pooled``, if there is a pooler. The defaults are those of BERT-tiny.
+
+    With ``pretrained = "folder"`` the sizes come from a folder in Hugging Face's layout, and so do the weights of the
+    embeddings and of as many bottom layers as the network has.
     """
 
     name = "bert"
@@ -218,17 +219,17 @@ class Bert(Family):
         {
             "norm": LAYER_NORM,
             "scaler": SCALER,
-            "heads": Option(2, "attention heads, among which the units are divided", high=1 << 10),
-            "vocab": Option(30522, "tokens that there are"),
-            "positions": Option(512, "positions that there are vectors for"),
-            "types": Option(2, "token types that there are vectors for: of a first text, and of a second"),
+            "heads": Option(2, "attention heads, which share the units equally", high=1 << 10),
+            "vocab": Option(30522, "tokens in the vocabulary"),
+            "positions": Option(512, "positions that have an embedding"),
+            "types": Option(2, "token types that have an embedding: a first text, and a second"),
             "pad": Option(0, "id of the padding", low=0, high=MOST_UNITS - 1),
-            "sep": Option(NO_TOKEN, "id of what ends a first text; -1: all is one", low=NO_TOKEN, high=MOST_UNITS - 1),
+            "sep": Option(NO_TOKEN, "id that ends a first text; -1: one text only", low=NO_TOKEN, high=MOST_UNITS - 1),
             "count": Option(
-                "all", "positions of all tokens, or of words after the padding's", choices=("all", "words")
+                "all", "which tokens have positions: all, or words (after the padding's)", choices=("all", "words")
             ),
             "output": Option("pooled", "what the classifier reads", choices=("pooled", "first", "tokens")),
-            "eps": Option(1e-12, "what layer norms add to the variance", low=0.0, high=1.0),
+            "eps": Option(1e-12, "number that layer norms add to the variance", low=0.0, high=1.0),
             "dropout": DROPOUT,
         }
     )
@@ -241,20 +242,18 @@ class Bert(Family):
             return super().spec(options, depth, sizes)
         source = options.pop("pretrained")
         if isinstance(source, str):
-            options, depth, source = described(source, options, depth)
+            options, depth, source = read_config(source, options, depth)
         found = super().spec(options, depth, sizes)
-        return replace(found, options={**found.options, "pretrained": kept(source)})
+        return replace(found, options={**found.options, "pretrained": check_source(source)})
 
-    def start(self, spec: Spec) -> Arrays:
-        """Pre-trained embeddings and bottom layers, if the spec names some; the head is always new."""
+    def initial_weights(self, spec: Spec) -> Arrays:
+        """Pre-trained embeddings and bottom layers, if the spec names some; the head is always random."""
         if "pretrained" not in spec.options:
             return {}
-        with torch.device("meta"):
-            names = self.net(spec).state_dict()
-        needed = [name for name in names if not name.startswith("head.")]
-        return weights(kept(spec.options["pretrained"]), renamed, needed)
+        needed = [name for name in self.meta_net(spec).state_dict() if not name.startswith("head.")]
+        return read_weights(check_source(spec.options["pretrained"]), tensor_name, needed)
 
-    def settle(self, options: dict[str, Any]) -> dict[str, Any]:
+    def resolve_options(self, options: dict[str, Any]) -> dict[str, Any]:
         (length,) = options["input"]
         needed = length + (options["pad"] + 1 if options["count"] == "words" else 0)
         if needed > options["positions"]:
@@ -262,14 +261,13 @@ class Bert(Family):
                 f"bert: input = [{length}] needs positions = {needed}; there are {options['positions']}."
             )
         if options["pad"] >= options["vocab"]:
-            raise SettingsError(f"bert: pad = {options['pad']} is no token of vocab = {options['vocab']}.")
+            raise SettingsError(f"bert: pad = {options['pad']} is not a token of vocab = {options['vocab']}.")
         if options["sep"] >= options["vocab"]:
-            raise SettingsError(f"bert: sep = {options['sep']} is no token of vocab = {options['vocab']}.")
+            raise SettingsError(f"bert: sep = {options['sep']} is not a token of vocab = {options['vocab']}.")
         return options if options["types"] > 1 else {**options, "sep": NO_TOKEN}
 
-    def agree(self, base: Base, options: Options) -> Base:
-        refuse_uneven(self.name, base["hidden"], options["heads"])
-        return base
+    def check_base(self, base: Base, options: Options) -> None:
+        check_heads(self.name, base["hidden"], options["heads"])
 
     def groups(self, depth: Depth, base: Base, options: Options) -> dict[str, int]:
         assert isinstance(depth, int)
@@ -284,8 +282,9 @@ class Bert(Family):
         layers = []
         for layer in range(spec.depth):
             inner = Axis(f"layer{layer}.ffn", spec.sizes[f"layer{layer}.ffn"])
-            layers.append(Layer(stream, *head_axes(spec, layer), inner, options))
-        return calm(Net(Embeddings(stream, options), Encoder(*layers), Head(stream, pooled, options)))
+            layers.append(BertLayer(stream, *head_axes(spec, layer), inner, options))
+        net = Net(BertEmbeddings(stream, options), BertEncoder(*layers), BertHead(stream, pooled, options))
+        return initialise_as_bert(net)
 
 
 def _norm(units: Axis, options: Options) -> nn.Module:

@@ -6,22 +6,22 @@ from torch import nn
 
 from potluck.core import Axis, Depth, FrozenDict, Spec
 from potluck.models.family import Base, Family
-from potluck.models.layers import Linear, Net, Pooled, convolution
-from potluck.models.options import SCALER, Option, Options, norms
+from potluck.models.layers import Linear, Net, PooledBody, convolution
+from potluck.models.options import SCALER, Option, Options, norm_option
 
 
 class CNN(Family):
-    """3x3 convolutions of equal width: one in the stem, one in each block; a global average; a linear head.
+    """3x3 convolutions of equal width, one in the stem and one in each block; global average pooling; a linear head.
 
-    A block ends in max-pooling while its map is larger than 2 on both sides. That depends on the block's place and on
-    the input alone, so a shallow network is the beginning of a deep one. Groups: ``stem``, ``block0``, ``block1``, ...
+    A block ends in max-pooling while its map is larger than 2 on both sides. That depends only on the block's position
+    and the input. So a shallow network is the beginning of a deep one. Groups: ``stem``, ``block0``, ``block1``, ...
     """
 
     name = "cnn"
-    about = "Small CNN: equal 3x3 convolutions with pooling, then a global average"
+    about = "Small CNN: equal 3x3 convolutions with pooling, then global average pooling"
     depth = 3
     base = FrozenDict({"width": Option(32, "channels of each convolution")})
-    options = FrozenDict({"norm": norms("running"), "scaler": SCALER})
+    options = FrozenDict({"norm": norm_option("running"), "scaler": SCALER})
 
     def groups(self, depth: Depth, base: Base, options: Options) -> dict[str, int]:
         assert isinstance(depth, int)
@@ -36,4 +36,4 @@ class CNN(Family):
             after = Axis(f"block{index}", spec.sizes[f"block{index}"])
             blocks.append(convolution(before, after, options, pool=side > 2))
             before, side = after, side // 2
-        return Net(convolution(channels, stem, options), Pooled(*blocks), Linear(before, options["classes"]))
+        return Net(convolution(channels, stem, options), PooledBody(*blocks), Linear(before, options["classes"]))

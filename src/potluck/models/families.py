@@ -15,9 +15,9 @@ from potluck.models.lenet import LeNet
 from potluck.models.mlp import MLP
 from potluck.models.mobilenet import MobileNetV2
 from potluck.models.options import hint
-from potluck.models.own import REGISTERED, register
 from potluck.models.preresnet import PreResNet
 from potluck.models.resnet import ResNet
+from potluck.models.trace import REGISTERED, register
 from potluck.models.transformer import Transformer
 
 _LISTED = (MLP(), LeNet(), CNN(), ResNet(), PreResNet(), MobileNetV2(), Transformer(), Bert())
@@ -25,25 +25,25 @@ _LISTED = (MLP(), LeNet(), CNN(), ResNet(), PreResNet(), MobileNetV2(), Transfor
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     ChainMap({each.name: each for each in _LISTED}, cast("dict[str, Family]", REGISTERED))
 )
-"""The families listed here and, as they come, those that a user registered."""
+"""The families listed here, and those that users register."""
 
 
 def families() -> Mapping[str, str]:
-    """Every listed name that a model can be asked for by, and what it is."""
+    """Every name of a listed model, and what it is."""
     found = {}
     for family in _LISTED:
         name = family.name
         found[name] = family.about
         for alias, arguments in family.aliases.items():
-            written = (f"{argument} = {_written(value)}" for argument, value in arguments.items())
-            found[alias] = f"{name} with {', '.join(written)}"
+            settings = (f"{argument} = {_text(value)}" for argument, value in arguments.items())
+            found[alias] = f"{name} with {', '.join(settings)}"
     return found
 
 
 def find(name: str) -> tuple[Family, Mapping[str, Any]]:
     """The family of this name, and the arguments that the name stands for.
 
-    A name ``package.module:factory`` is imported: only settings come here, never a message from another machine.
+    A name ``package.module:factory`` is imported. So only settings may come here, never a message from another machine.
     """
     if ":" in name:
         register(name)
@@ -55,5 +55,5 @@ def find(name: str) -> tuple[Family, Mapping[str, Any]]:
     raise SettingsError(f"there is no model family '{name}'.{hint(name, families())}")
 
 
-def _written(value: Any) -> str:
+def _text(value: Any) -> str:
     return str(list(value) if isinstance(value, tuple) else value)

@@ -1,4 +1,4 @@
-"""A family of networks: one shape, in many widths and depths."""
+"""A family of networks: one architecture, in many widths and depths."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeAlias
 
+import torch
 from torch import nn
 
 from potluck.core import EMPTY, Arrays, Depth, Dimensions, SettingsError, Spec
-from potluck.models import options
-from potluck.models.layers import declared
-from potluck.models.options import MOST_UNITS, Option, Options, refuse_unknown
+from potluck.models import options as checks
+from potluck.models.layers import layer_axes
+from potluck.models.options import MOST_UNITS, Option, Options
 
 Base: TypeAlias = Mapping[str, int]
 """The numbers from which the sizes of all groups follow."""
@@ -21,20 +22,20 @@ class Family(ABC):
     """How to build one kind of network, and what its tensors count.
 
     To add a family, write one file with a subclass and add it to the list in ``families.py``. Tensors are named by
-    place, ``body.<block>`` or ``body.<stage>.<position>``, so that a shallow network's names are among a deep one's.
+    position, ``body.<block>`` or ``body.<stage>.<position>``. So the names of a shallow network are among a deep one's.
     """
 
     name: ClassVar[str]
     about: ClassVar[str]
     """One line for a list of models."""
     depth: ClassVar[Depth] = None
-    """Blocks unless said otherwise, which also says what a depth looks like here; None: there is only one."""
+    """The default depth, which also shows the form of a depth in this family; None: there is only one depth."""
     aliases: ClassVar[Mapping[str, Mapping[str, Any]]] = EMPTY
-    """Names for certain members of the family: what `make_spec` would have to be given, ``depth`` among it."""
+    """Names of certain members of the family, and the arguments of `make_spec` that each stands for."""
     options: ClassVar[Mapping[str, Option]]
-    """What the network is asked besides ``input`` and ``classes``; kept in its spec."""
+    """The options besides ``input`` and ``classes``; the spec holds them."""
     base: ClassVar[Mapping[str, Option]] = EMPTY
-    """Arguments from which the sizes of all groups follow; kept in its spec as those sizes."""
+    """Arguments from which the sizes of all groups follow; the spec holds those sizes instead."""
     maps: ClassVar[bool] = True
     """Whether an input is channels x height x width."""
     tokens: ClassVar[bool] = False
@@ -46,58 +47,62 @@ class Family(ABC):
 
     @abstractmethod
     def net(self, spec: Spec) -> nn.Module:
-        """A network of this (complete) spec, with random weights from torch's own generator."""
+        """A network of this (complete) spec, with random weights from PyTorch's default generator."""
 
-    def settle(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Options that depend on each other, made definite; refuses what the family cannot do."""
+    def meta_net(self, spec: Spec) -> nn.Module:
+        """A network of this (complete) spec on PyTorch's meta device: shapes without storage."""
+        with torch.device("meta"):
+            return self.net(spec)
+
+    def resolve_options(self, options: dict[str, Any]) -> dict[str, Any]:
+        """The options, with those replaced that follow from others; refuses what the family cannot do."""
         return options
 
-    def agree(self, base: Base, options: Options) -> Base:
-        """The base, if it goes with the options; asked only where sizes follow from it, not where they are given."""
-        return base
+    def check_base(self, base: Base, options: Options) -> None:  # noqa: B027 (most families have nothing to check)
+        """Refuse a base that does not go with the options; called only where the sizes follow from the base."""
 
     def axes(self, spec: Spec, net: nn.Module) -> dict[str, Dimensions]:
         """What each dimension of each tensor counts."""
-        return declared(net)
+        return layer_axes(net)
 
     def blocks(self, spec: Spec) -> tuple[str, ...]:
-        """The body's blocks in forward order."""
+        """The modules that are blocks of the body, in forward order."""
         if isinstance(spec.depth, tuple):
             return tuple(f"body.{stage}.{place}" for stage, count in enumerate(spec.depth) for place in range(count))
         return tuple(f"body.{place}" for place in range(spec.depth or 0))
 
-    def start(self, spec: Spec) -> Arrays:
-        """What a newborn network starts from instead of random weights: none, or those that its spec names."""
+    def initial_weights(self, spec: Spec) -> Arrays:
+        """Tensors that a new network starts from instead of random ones: none, or the pre-trained ones of its spec."""
         return {}
 
     def spec(self, given: Mapping[str, Any], depth: Depth = None, sizes: Mapping[str, int] | None = None) -> Spec:
-        """The complete spec of these options: every option answered, every group named. `given` may hold the base."""
+        """The complete spec: a value for every option, a size for every group. `given` may hold the base too."""
         given = dict(given)
         base = {
             name: option.check(f"{self.name}: {name}", given.pop(name, option.default))
             for name, option in self.base.items()
         }
-        answered = self.settle(self._answers(given))
+        answers = self.resolve_options(self._complete_options(given))
         if sizes is None:
-            base = dict(self.agree(base, answered))
-        deep = options.blocks(self.name, self.depth if depth is None else depth, self.depth)
-        full = self.groups(deep, base, answered)
+            self.check_base(base, answers)
+        depth = checks.check_depth(self.name, self.depth if depth is None else depth, self.depth)
+        full = self.groups(depth, base, answers)
         sizes = sizes or {}
-        refuse_unknown(self.name, "axis group", sizes, full)
+        checks.refuse_unknown(self.name, "axis group", sizes, full)
         units = {
-            group: options.whole(f"{self.name}: size of '{group}'", sizes.get(group, size), 1, MOST_UNITS)
+            group: checks.check_integer(f"{self.name}: size of '{group}'", sizes.get(group, size), 1, MOST_UNITS)
             for group, size in full.items()
         }
-        return Spec(self.name, deep, units, answered)
+        return Spec(self.name, depth, units, answers)
 
-    def _answers(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        refuse_unknown(self.name, "option", given, ("input", "classes", *self.options, *self.base))
+    def _complete_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        checks.refuse_unknown(self.name, "option", given, ("input", "classes", *self.options, *self.base))
         for needed in ("input", "classes"):
             if needed not in given:
                 raise SettingsError(f"{self.name} needs to know '{needed}'.")
         return {
-            "input": options.input_shape(self.name, given["input"], self.maps, self.tokens),
-            "classes": options.whole(f"{self.name}: classes", given["classes"], 1, MOST_UNITS),
+            "input": checks.check_input_shape(self.name, given["input"], self.maps, self.tokens),
+            "classes": checks.check_integer(f"{self.name}: classes", given["classes"], 1, MOST_UNITS),
             **{
                 name: option.check(f"{self.name}: {name}", given.get(name, option.default))
                 for name, option in self.options.items()

@@ -1,4 +1,4 @@
-"""The building blocks of every family. They are built from axes, so lengths and declared axes cannot disagree."""
+"""The layers that all families share. They are built from axes, so their lengths always match their axes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from potluck.models.norm import norm
 from potluck.models.options import Options
 
 Side: TypeAlias = "Axis | int"
-"""One side of a layer: the units of a group, or a number that is never cut (input channels, classes)."""
+"""The inputs or outputs of a layer: an axis that may be cut, or a number that never is (input channels, classes)."""
 
 
 class Net(nn.Module):
-    """A network in three: ``stem`` -> ``body`` of blocks -> ``head``. Scores come out."""
+    """A network of three parts: ``stem`` -> ``body`` of blocks -> ``head``. It returns scores."""
 
     def __init__(self, stem: nn.Module, body: nn.Module, head: nn.Module) -> None:
         super().__init__()
@@ -30,10 +30,10 @@ class Net(nn.Module):
         return scores
 
 
-class Pooled(nn.Sequential):
-    """A body of convolutions that ends in a global average: maps in, one vector per example out.
+class PooledBody(nn.Sequential):
+    """A body of convolutions that ends in global average pooling: from maps to one vector per example.
 
-    What stands between the blocks and the average, if anything does, is named ``last``: it is there at every depth.
+    A module between the blocks and the pooling is named ``last``; it is there at every depth.
     """
 
     def __init__(self, *blocks: nn.Module, last: nn.Module | None = None) -> None:
@@ -48,45 +48,45 @@ class Pooled(nn.Sequential):
 
 
 class Linear(nn.Linear):
-    """A linear layer between two sides."""
+    """A linear layer whose features may be cut."""
 
-    def __init__(self, inside: Side, outside: Side, bias: bool = True) -> None:
-        super().__init__(_length(inside), _length(outside), bias)
-        self.sides: Dimensions = (_dimension(outside), _dimension(inside))
+    def __init__(self, inputs: Side, outputs: Side, bias: bool = True) -> None:
+        super().__init__(_length(inputs), _length(outputs), bias)
+        self.weight_axes: Dimensions = (_dimension(outputs), _dimension(inputs))
 
 
 class Embedding(nn.Embedding):
-    """A vector of the group's units for each of so many things (tokens, positions), which are never cut."""
+    """An embedding into the group's units, for tokens or positions; their number is never cut."""
 
-    def __init__(self, things: int, units: Axis) -> None:
-        super().__init__(things, units.length)
-        self.sides: Dimensions = (None, units)
+    def __init__(self, count: int, units: Axis) -> None:
+        super().__init__(count, units.length)
+        self.weight_axes: Dimensions = (None, units)
 
 
 class Conv(nn.Conv2d):
-    """A convolution between two sides; by default padded so that stride 1 keeps the map's size."""
+    """A convolution whose channels may be cut; the default padding keeps the map's size at stride 1."""
 
     def __init__(
-        self, inside: Side, outside: Side, kernel: int, stride: int = 1, padding: int | None = None, bias: bool = True
+        self, inputs: Side, outputs: Side, kernel: int, stride: int = 1, padding: int | None = None, bias: bool = True
     ) -> None:
         padding = kernel // 2 if padding is None else padding
-        super().__init__(_length(inside), _length(outside), kernel, stride, padding, bias=bias)
-        self.sides: Dimensions = (_dimension(outside), _dimension(inside))
+        super().__init__(_length(inputs), _length(outputs), kernel, stride, padding, bias=bias)
+        self.weight_axes: Dimensions = (_dimension(outputs), _dimension(inputs))
 
 
-class Depthwise(nn.Conv2d):
-    """A convolution of each channel by itself: what goes in and what comes out are the same units."""
+class DepthwiseConv(nn.Conv2d):
+    """A depthwise convolution: its inputs and outputs are the same units."""
 
     def __init__(self, channels: Axis, kernel: int, stride: int = 1, bias: bool = True) -> None:
         length = channels.length
         super().__init__(length, length, kernel, stride, kernel // 2, groups=length, bias=bias)
-        self.sides: Dimensions = (channels, None)
+        self.weight_axes: Dimensions = (channels, None)
 
 
 class Scaler(nn.Module):
-    """Divides by the ratio of widths while training, so that a narrow layer speaks as loudly as the wide one.
+    """HeteroFL's scaler: divides by the ratio of widths in training, so narrow and full layers have equal scale.
 
-    In evaluation it does nothing: there the weights are those of the whole (HeteroFL, FedRolex).
+    In evaluation it does nothing: there the weights are those of the full network (HeteroFL, FedRolex).
     """
 
     def __init__(self, ratio: float) -> None:
@@ -98,8 +98,8 @@ class Scaler(nn.Module):
 
 
 def convolution(
-    inside: Side,
-    outside: Axis,
+    inputs: Side,
+    outputs: Axis,
     options: Options,
     kernel: int = 3,
     stride: int = 1,
@@ -107,50 +107,50 @@ def convolution(
     relu: bool = True,
     pool: bool = False,
 ) -> nn.Sequential:
-    """Convolution, scaler, norm, activation, and max-pooling by two: those that are asked for."""
+    """Convolution, scaler, norm, ReLU and 2x2 max-pooling, as far as they are asked for."""
     bare = options["norm"] == "none"
-    conv = Conv(inside, outside, kernel, stride, padding, bias=bare)
-    return _layer("conv", conv, outside, options, relu=relu, pool=pool)
+    conv = Conv(inputs, outputs, kernel, stride, padding, bias=bare)
+    return _layer("conv", conv, outputs, options, relu=relu, pool=pool)
 
 
 def depthwise(channels: Axis, options: Options, kernel: int = 3, stride: int = 1) -> nn.Sequential:
-    """Depthwise convolution, scaler, norm, activation."""
-    conv = Depthwise(channels, kernel, stride, bias=options["norm"] == "none")
+    """Depthwise convolution, scaler, norm, ReLU."""
+    conv = DepthwiseConv(channels, kernel, stride, bias=options["norm"] == "none")
     return _layer("conv", conv, channels, options)
 
 
 def activation(channels: Axis, options: Options) -> nn.Sequential:
-    """Scaler, norm and ReLU on what already is there, as pre-activated networks have them."""
+    """Scaler, norm and ReLU without a layer before them, as pre-activation networks have them."""
     return _sequence({"scaler": scaler(options), "norm": norm(options["norm"], channels), "relu": nn.ReLU()})
 
 
 def scaler(options: Options) -> Scaler | None:
-    """The scaler that the options ask for; None where it would do nothing."""
+    """The scaler that the options ask for; None if it would do nothing."""
     return Scaler(options["scaler"]) if options["scaler"] != 1 else None
 
 
-def dense(inside: Side, outside: Axis, options: Options, flatten: bool = False) -> nn.Sequential:
-    """Linear layer, scaler, norm and activation, on flattened inputs if asked for."""
-    linear = Linear(inside, outside, bias=options["norm"] == "none")
-    return _layer("linear", linear, outside, options, flatten=flatten)
+def dense(inputs: Side, outputs: Axis, options: Options, flatten: bool = False) -> nn.Sequential:
+    """Linear layer, scaler, norm and ReLU, on flattened inputs if asked for."""
+    linear = Linear(inputs, outputs, bias=options["norm"] == "none")
+    return _layer("linear", linear, outputs, options, flatten=flatten)
 
 
 def _layer(
     name: str,
-    weights: nn.Linear | nn.Conv2d,
-    outside: Axis,
+    layer: nn.Linear | nn.Conv2d,
+    outputs: Axis,
     options: Options,
     flatten: bool = False,
     relu: bool = True,
     pool: bool = False,
 ) -> nn.Sequential:
     if relu:
-        wake(weights)
+        he_initialise(layer)
     steps = {
         "flatten": nn.Flatten() if flatten else None,
-        name: weights,
+        name: layer,
         "scaler": scaler(options),
-        "norm": norm(options["norm"], outside),
+        "norm": norm(options["norm"], outputs),
         "relu": nn.ReLU() if relu else None,
         "pool": nn.MaxPool2d(2) if pool else None,
     }
@@ -161,8 +161,11 @@ def _sequence(steps: Mapping[str, nn.Module | None]) -> nn.Sequential:
     return nn.Sequential(OrderedDict((name, step) for name, step in steps.items() if step is not None))
 
 
-def wake(layer: nn.Linear | nn.Conv2d) -> None:
-    """He's birth for layers in front of a ReLU: torch's own halves the signal at every layer, and deep nets stall."""
+def he_initialise(layer: nn.Linear | nn.Conv2d) -> None:
+    """He initialisation for a layer in front of a ReLU.
+
+    PyTorch's default halves the signal at every layer, and deep networks do not train.
+    """
     nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
@@ -176,13 +179,13 @@ def _dimension(side: Side) -> Dimension:
     return side if isinstance(side, Axis) else None
 
 
-def declared(net: nn.Module) -> dict[str, Dimensions]:
-    """What each dimension of each tensor of the state dict counts, as its layers declare."""
+def layer_axes(net: nn.Module) -> dict[str, Dimensions]:
+    """What each dimension of each tensor of the state dict counts, from the axes of its layers."""
     axes: dict[str, Dimensions] = {}
     for name, tensor in net.state_dict().items():
-        place = name.rpartition(".")[0]
-        sides: Dimensions | None = getattr(net.get_submodule(place), "sides", None)
-        if sides is None:
-            raise TypeError(f"the layer '{place}' declares no axes for its '{name}'")
-        axes[name] = sides[: tensor.dim()]
+        path = name.rpartition(".")[0]
+        weight_axes: Dimensions | None = getattr(net.get_submodule(path), "weight_axes", None)
+        if weight_axes is None:
+            raise TypeError(f"the layer '{path}' declares no axes for its '{name}'")
+        axes[name] = weight_axes[: tensor.dim()]
     return axes

@@ -1,4 +1,4 @@
-"""MLP: linear layers and nothing else, for any input."""
+"""Multi-layer perceptron, for any input."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch import nn
 from potluck.core import Axis, Depth, FrozenDict, Spec
 from potluck.models.family import Base, Family
 from potluck.models.layers import Linear, Net, dense
-from potluck.models.options import SCALER, Option, Options, norms
+from potluck.models.options import SCALER, Option, Options, norm_option
 
 
 class MLP(Family):
-    """A flattened input, a first hidden layer (the stem), `depth` further ones (the body), and a linear head.
+    """A first hidden layer on the flattened input (the stem), `depth` further ones (the body), and a linear head.
 
-    Each hidden layer is an axis group of its own: ``hidden0`` is the stem's, ``hidden1`` the first block's, and so on.
+    Each hidden layer is an axis group: ``hidden0`` is the stem, ``hidden1`` the first block, and so on.
     """
 
     name = "mlp"
     about = "Multi-layer perceptron: equal hidden layers on a flattened input"
     depth = 2
     base = FrozenDict({"hidden": Option(64, "units in each hidden layer")})
-    options = FrozenDict({"norm": norms("none"), "scaler": SCALER})
+    options = FrozenDict({"norm": norm_option("none"), "scaler": SCALER})
     maps = False
 
     def groups(self, depth: Depth, base: Base, options: Options) -> dict[str, int]:

@@ -1,8 +1,8 @@
 """MobileNetV2 (Sandler et al., CVPR 2018), https://arxiv.org/abs/1801.04381, in its usual variant for 32x32 images.
 
-The variant: no stride in the stem and in the second stage, so the map is halved three times instead of five; ReLU
-instead of ReLU6. A block adds its input only where the shape stays, as in the paper; the variant's widespread code
-also adds it, through a 1x1 convolution, where only the number of channels changes.
+The variant has no stride in the stem and in the second stage, so it halves the map three times instead of five, and it
+has ReLU instead of ReLU6. A block adds its input only where the shape stays the same, as in the paper. The widespread
+code of the variant also adds it where only the number of channels changes, through a 1x1 convolution.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from potluck.core import Axis, Depth, FrozenDict, Spec
 from potluck.models.family import Base, Family
-from potluck.models.layers import Linear, Net, Pooled, convolution, depthwise
-from potluck.models.options import SCALER, Options, norms
+from potluck.models.layers import Linear, Net, PooledBody, convolution, depthwise
+from potluck.models.options import SCALER, Options, norm_option
 
 
-class Stage(NamedTuple):
-    """Blocks of one width; the first has the stride."""
+class MobileNetStage(NamedTuple):
+    """A row of the paper's Table 2: blocks of one width, of which the first has the stride."""
 
     expansion: int
     channels: int
@@ -27,19 +27,19 @@ class Stage(NamedTuple):
 
 
 STAGES = (
-    Stage(1, 16, 1, 1),
-    Stage(6, 24, 2, 1),
-    Stage(6, 32, 3, 2),
-    Stage(6, 64, 4, 2),
-    Stage(6, 96, 3, 1),
-    Stage(6, 160, 3, 2),
-    Stage(6, 320, 1, 1),
+    MobileNetStage(1, 16, 1, 1),
+    MobileNetStage(6, 24, 2, 1),
+    MobileNetStage(6, 32, 3, 2),
+    MobileNetStage(6, 64, 4, 2),
+    MobileNetStage(6, 96, 3, 1),
+    MobileNetStage(6, 160, 3, 2),
+    MobileNetStage(6, 320, 1, 1),
 )
 STEM, LAST = 32, 1280
 
 
 class InvertedResidual(nn.Module):
-    """1x1 convolution to more channels, 3x3 on each by itself, 1x1 back to few; added to the input if that fits.
+    """1x1 convolution to more channels, 3x3 depthwise, 1x1 to fewer channels; added to the input if shapes agree.
 
     Without an expansion there is no first convolution, and `hidden` is the group of the input.
     """
@@ -52,22 +52,22 @@ class InvertedResidual(nn.Module):
         self.project = convolution(hidden, after, options, kernel=1, relu=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        inside = x if self.expand is None else self.expand(x)
-        out: Tensor = self.project(self.each(inside))
+        hidden = x if self.expand is None else self.expand(x)
+        out: Tensor = self.project(self.each(hidden))
         return x + out if self.residual else out
 
 
 class MobileNetV2(Family):
-    """A 3x3 convolution, seven stages of inverted residuals, a 1x1 convolution to 1280, a global average, a head.
+    """A 3x3 convolution, seven stages of inverted residuals, a 1x1 convolution to 1280, average pooling, a linear head.
 
-    Groups: ``stem``, ``stage0`` to ``stage6`` for what the blocks of a stage write (and add up), ``stage1.0`` and so
-    on for the expanded channels inside a block, ``last``. The first stage expands nothing and works on ``stem``.
+    Groups: ``stem``, ``stage0`` to ``stage6`` for the outputs of the blocks of a stage (which are added), ``stage1.0``
+    and so on for the expanded channels inside a block, ``last``. The first stage expands nothing and works on ``stem``.
     """
 
     name = "mobilenet_v2"
     about = "MobileNetV2 for 32x32 images"
     depth = tuple(stage.blocks for stage in STAGES)
-    options = FrozenDict({"norm": norms("running"), "scaler": SCALER})
+    options = FrozenDict({"norm": norm_option("running"), "scaler": SCALER})
 
     def groups(self, depth: Depth, base: Base, options: Options) -> dict[str, int]:
         assert isinstance(depth, tuple)
@@ -76,7 +76,7 @@ class MobileNetV2(Family):
         for index, (stage, count) in enumerate(zip(STAGES, depth, strict=True)):
             found[f"stage{index}"] = stage.channels
             for place in range(count):
-                found[_hidden(index, place)] = stage.expansion * before
+                found[_hidden_group(index, place)] = stage.expansion * before
                 before = stage.channels
         return found
 
@@ -90,7 +90,7 @@ class MobileNetV2(Family):
             stages.append(_stage(spec, index, before, after))
             before = after
         last = Axis("last", spec.sizes["last"])
-        body = Pooled(*stages, last=convolution(before, last, options, kernel=1))
+        body = PooledBody(*stages, last=convolution(before, last, options, kernel=1))
         return Net(convolution(options["input"][0], stem, options), body, Linear(last, options["classes"]))
 
 
@@ -99,14 +99,14 @@ def _stage(spec: Spec, index: int, before: Axis, after: Axis) -> nn.Sequential:
     blocks = []
     for place in range(spec.depth[index]):
         entry = after if place else before
-        group = _hidden(index, place)
+        group = _hidden_group(index, place)
         stride = 1 if place else STAGES[index].stride
         blocks.append(InvertedResidual(entry, Axis(group, spec.sizes[group]), after, stride, spec.options))
     return nn.Sequential(*blocks)
 
 
-def _hidden(index: int, place: int) -> str:
-    """The group that a block's depthwise convolution works on: its input, if nothing is expanded."""
+def _hidden_group(index: int, place: int) -> str:
+    """The group of a block's depthwise convolution; the group of its input if nothing is expanded."""
     if STAGES[index].expansion > 1:
         return f"stage{index}.{place}"
     return f"stage{index}" if place else "stem"

@@ -1,16 +1,16 @@
-"""Norm policies: what stands between a layer and its activation.
+"""Norm policies: which norm stands between a layer and its activation.
 
-- ``static``: batch norm with affine weights and no running statistics; the batch's own statistics are always used.
-- ``running``: ordinary batch norm; evaluation uses statistics gathered in training.
-- ``counted``: batch norm whose statistics are the arithmetic means over all batches seen in training: the twin into
-  which a static network is loaded to have its statistics counted.
-- ``group``: group norm; each example is normalised by itself.
-- ``none``: nothing; the layer in front has a bias instead.
+- ``static``: batch norm with affine weights and no running statistics; it always uses those of the batch.
+- ``running``: ordinary batch norm; evaluation uses running statistics from training.
+- ``counted``: batch norm whose statistics are the arithmetic means over all batches seen in training. A static network
+  is loaded into a counted one to compute its statistics.
+- ``group``: group norm; each example is normalised separately.
+- ``none``: no norm; the layer before it has a bias instead.
 
-Networks of tokens know ``layer`` and ``none`` alone.
+Networks of tokens have ``layer`` and ``none`` only.
 
-The affine weights have the same names under every policy, so a network that was trained static can be loaded into its
-counted twin, which adds its running statistics and nothing else.
+The affine weights have the same names under every policy. So a static network's weights fit into the counted one, which
+adds running statistics and nothing else.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ def norm(policy: str, channels: Axis) -> nn.Module | None:
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """Batch norm of maps or vectors that survives a batch with one value per channel.
+    """Batch norm of maps or vectors that also accepts a batch with one value per channel.
 
-    One value has no spread to divide by. Running statistics stand in where there are some, and are left as they were;
-    a static norm then applies its affine weights alone.
+    One value has no variance to divide by. If there are running statistics, they are used and not changed; a static
+    norm then only applies its affine weights.
     """
 
     def __init__(self, channels: Axis, policy: str) -> None:
         momentum = None if policy == "counted" else 0.1
         super().__init__(channels.length, momentum=momentum, track_running_stats=policy != "static")
-        self.sides: Dimensions = (channels,)
+        self.weight_axes: Dimensions = (channels,)
 
     def _check_input_dim(self, input: Tensor) -> None:
-        """Maps and vectors alike."""
+        """Accept maps and vectors."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.numel() > x.shape[1]:
@@ -55,16 +55,16 @@ class BatchNorm(nn.BatchNorm2d):
 
 
 class GroupNorm(nn.GroupNorm):
-    """Group norm whose number of groups follows the channels, so that every width is well-defined.
+    """Group norm whose number of groups depends on the number of channels, so that it works at every width.
 
-    The number is the largest divisor of the channels that is at most eight and leaves each group two channels. A
-    narrow network is therefore normalised over other groups than the wide one it was cut from. A single channel on a
-    1x1 map has no spread: its affine weights are applied alone.
+    The number is the largest divisor of the channels that is at most eight and leaves each group two channels. So a
+    narrow network has other groups than the full one it was cut from. A single channel on a 1x1 map has no variance:
+    there only the affine weights are applied.
     """
 
     def __init__(self, channels: Axis) -> None:
-        super().__init__(groups(channels.length), channels.length)
-        self.sides: Dimensions = (channels,)
+        super().__init__(group_count(channels.length), channels.length)
+        self.weight_axes: Dimensions = (channels,)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[1:].numel() > self.num_groups:
@@ -73,20 +73,20 @@ class GroupNorm(nn.GroupNorm):
 
 
 class LayerNorm(nn.LayerNorm):
-    """Layer norm over the units of a group, which follow each other in the last dimension.
+    """Layer norm over the units of a group, in the last dimension.
 
-    It normalises across units, so a narrow network's units are normalised among fewer others than in the whole.
+    It normalises across units. So in a narrow network its mean and variance are those of fewer units.
     """
 
     def __init__(self, units: Axis, eps: float = 1e-5) -> None:
         super().__init__(units.length, eps)
-        self.sides: Dimensions = (units,)
+        self.weight_axes: Dimensions = (units,)
 
 
-def groups(channels: int) -> int:
-    """Groups that a group norm makes of this many channels.
+def group_count(channels: int) -> int:
+    """The number of groups of a group norm over this many channels.
 
-    >>> [groups(channels) for channels in (64, 12, 7, 1)]
+    >>> [group_count(channels) for channels in (64, 12, 7, 1)]
     [8, 6, 1, 1]
     """
     most = max(1, min(MOST_GROUPS, channels // 2))

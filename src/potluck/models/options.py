@@ -1,4 +1,4 @@
-"""What a family wants to know, and the door at which wrong answers are turned away."""
+"""The options of a family, and the checks of what a user gives for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from potluck.models.norm import POLICIES
 Options: TypeAlias = Mapping[str, Any]
 
 MOST_BLOCKS = 200
-"""In one stage. Limits stand between a mistyped number, or a doctored file, and the machine's memory."""
+"""In one stage. These limits keep a mistyped number, or a forged file, from filling the machine's memory."""
 MOST_UNITS = 1 << 20
 MOST_INPUT = 1 << 24
 
@@ -37,48 +37,56 @@ class Option:
                 raise SettingsError(f"{where} = {value!r} is not a choice.{hint(value, self.choices)}")
             return self.choices[self.choices.index(value)]
         if isinstance(self.default, int):
-            return whole(where, value, int(self.low), int(self.high))
+            return check_integer(where, value, int(self.low), int(self.high))
         if isinstance(value, bool) or not isinstance(value, int | float) or not self.low <= value <= self.high:
             raise SettingsError(f"{where} = {value!r} must be a number from {self.low:g} to {self.high:g}.")
         return float(value)
 
 
 SCALER = Option(
-    1.0, "ratio of this network's width to the whole one's; layers divide by it in training", low=1e-6, high=1.0
+    1.0, "ratio of this network's width to the full one's; layers divide by it in training", low=1e-6, high=1.0
 )
-
 
 DROPOUT = Option(0.1, "share of the units that are left out at random in training", low=0.0, high=0.9)
 
 LAYER_NORM = Option("layer", "layer norm, or nothing in its place", choices=("layer", "none"))
 
 
-def norms(default: str) -> Option:
-    """The norm policy."""
-    return Option(default, "what stands between a layer and its activation", choices=POLICIES)
+def norm_option(default: str) -> Option:
+    """The option ``norm`` of a family of convolutions or dense layers."""
+    return Option(default, "the norm between a layer and its activation", choices=POLICIES)
 
 
-def whole(where: str, value: Any, low: int, high: int) -> int:
-    """A whole number within bounds."""
+def portion(units: int, ratio: float) -> int:
+    """This share of so many units, rounded up, as HeteroFL, FedRolex and FjORD do; at least one.
+
+    >>> portion(5, 0.5), portion(30, 0.1)  # 30 * 0.1 is a little more than 3 in floating point
+    (3, 3)
+    """
+    return max(1, math.ceil(round(units * ratio, 9)))
+
+
+def check_integer(where: str, value: Any, low: int, high: int) -> int:
+    """The value, if it is a whole number within bounds."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise SettingsError(f"{where} = {value!r} must be a whole number from {low} to {high}.")
     return value
 
 
-def ratio(where: str, value: Any) -> float:
-    """A share of something, above 0 and at most 1."""
+def check_ratio(where: str, value: Any) -> float:
+    """The value, if it is a number above 0 and at most 1."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
         raise SettingsError(f"{where} = {value!r} must be a number above 0 and at most 1.")
     return float(value)
 
 
-def input_shape(family: str, value: Any, maps: bool, tokens: bool = False) -> tuple[int, ...]:
+def check_input_shape(family: str, value: Any, maps: bool, tokens: bool = False) -> tuple[int, ...]:
     """The shape of one example: channels, height, width where the family reads maps; a length where it reads tokens."""
     shape = freeze([value] if isinstance(value, int) else value)
     if not isinstance(shape, tuple) or not shape:
         raise SettingsError(f"{family}: input = {value!r} must be the shape of one example, such as [1, 28, 28].")
     for length in shape:
-        whole(f"{family}: a length in input = {list(shape)!r},", length, 1, MOST_INPUT)
+        check_integer(f"{family}: a length in input = {list(shape)!r},", length, 1, MOST_INPUT)
     if maps and len(shape) != 3:
         raise SettingsError(
             f"{family} reads maps: input = {list(shape)!r} must be [channels, height, width]. For other inputs use mlp."
@@ -90,24 +98,26 @@ def input_shape(family: str, value: Any, maps: bool, tokens: bool = False) -> tu
     return shape
 
 
-def blocks(family: str, value: Any, pattern: Depth) -> Depth:
-    """A depth of the family's pattern: nothing to choose, one number, or one number per stage."""
+def check_depth(family: str, value: Any, pattern: Depth) -> Depth:
+    """The depth, if it has the family's pattern: None (one depth only), one number, or one number per stage."""
     depth = freeze(value)
     if pattern is None:
         if depth is not None:
             raise SettingsError(f"{family} has one depth: leave depth = {value!r} out.")
         return None
     if isinstance(pattern, int):
-        return whole(f"{family}: depth", depth, 1, MOST_BLOCKS)
+        return check_integer(f"{family}: depth", depth, 1, MOST_BLOCKS)
     if not isinstance(depth, tuple) or len(depth) != len(pattern):
         raise SettingsError(
             f"{family}: depth = {value!r} must be {len(pattern)} numbers, one per stage, such as {list(pattern)}."
         )
-    return tuple(whole(f"{family}: depth of stage {index}", count, 1, MOST_BLOCKS) for index, count in enumerate(depth))
+    return tuple(
+        check_integer(f"{family}: depth of stage {index}", count, 1, MOST_BLOCKS) for index, count in enumerate(depth)
+    )
 
 
 def refuse_unknown(family: str, kind: str, given: Iterable[str], known: Mapping[str, Any] | Iterable[str]) -> None:
-    """Turn away names that the family does not have."""
+    """Refuse names that the family does not have."""
     known = tuple(known)
     for name in given:
         if name not in known:
@@ -115,7 +125,12 @@ def refuse_unknown(family: str, kind: str, given: Iterable[str], known: Mapping[
 
 
 def hint(word: Any, known: Iterable[Any]) -> str:
-    """What was probably meant, and otherwise all there is; starts with a space."""
+    """The known name that is closest to a wrong one, or else all known names; starts with a space."""
     names = [str(name) for name in known]
     close = difflib.get_close_matches(str(word), names, n=1)
     return f" Did you mean '{close[0]}'?" if close else f" There are: {', '.join(names)}."
+
+
+def error_line(fault: BaseException) -> str:
+    """An exception in one line."""
+    return f"{type(fault).__name__}: {' '.join(str(fault).split())}"[:300]

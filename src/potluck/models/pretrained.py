@@ -1,8 +1,8 @@
-"""Pre-trained encoders: a folder in Hugging Face's layout, read without its library. Nothing is ever unpickled.
+"""Pre-trained encoders, read from a folder in Hugging Face's layout without its library. Pickles are refused.
 
-The folder holds ``config.json``, from which the network's sizes follow, and ``model.safetensors``. A spec keeps the
-folder's name and the checksum of its weights, so that runs from different weights are different runs. The weights are
-read where a network is born, which is on the server: a device is sent what it trains and needs no such folder.
+The folder holds ``config.json``, from which the network's sizes follow, and ``model.safetensors``. A spec holds the
+folder's name and the checksum of its weights, so runs that start from different weights have different specs. Only the
+server reads the weights, when it initialises a network: a device is sent what it trains and needs no such folder.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import safetensors
 import safetensors.torch
 
 from potluck.core import Arrays, Depth, FrozenDict, InputError, SettingsError
-from potluck.models.options import MOST_BLOCKS, whole
+from potluck.models.options import MOST_BLOCKS, check_integer
 
-CONFIG = "config.json"
-NUMBERS = "model.safetensors"
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
 PICKLES = (".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth")
-KINDS = {"bert": "all", "roberta": "words", "xlm-roberta": "words", "camembert": "words"}
-"""Kinds of encoder that are read, and which tokens have a position in them."""
+MODEL_TYPES = {"bert": "all", "roberta": "words", "xlm-roberta": "words", "camembert": "words"}
+"""The model types that can be read, and which of their tokens have a position."""
 SIZES = {
     "hidden": "hidden_size",
     "ffn": "intermediate_size",
@@ -35,22 +35,22 @@ SIZES = {
     "eps": "layer_norm_eps",
     "pad": "pad_token_id",
 }
-"""What must be as the folder has it: our name, and its name there."""
+"""Options that must agree with the folder: our name, and the name in its config."""
 
 
-def described(folder: str, given: Mapping[str, Any], depth: Depth) -> tuple[dict[str, Any], Depth, FrozenDict[str]]:
-    """A network's options and depth, completed from a folder, and what its spec keeps of where its weights are.
+def read_config(folder: str, given: Mapping[str, Any], depth: Depth) -> tuple[dict[str, Any], Depth, FrozenDict[str]]:
+    """A network's options and depth, completed from a folder, and the source of its weights for the spec.
 
-    What is given must agree with the folder, but for the depth (fewer layers: the bottom ones) and the dropout.
+    The given options must agree with the folder. The depth may be smaller (the bottom layers), the dropout may differ.
     """
     place = Path(folder)
     if not folder or not place.is_dir():
-        raise InputError(f"pretrained = {folder!r} is no folder. Name one with {CONFIG} and {NUMBERS}.")
-    config = _config(place)
-    layers = whole(f"{place / CONFIG}: num_hidden_layers", config["num_hidden_layers"], 1, MOST_BLOCKS)
+        raise InputError(f"pretrained = {folder!r} is not a folder. Name one with {CONFIG_FILE} and {WEIGHTS_FILE}.")
+    config = _load_config(place)
+    layers = check_integer(f"{place / CONFIG_FILE}: num_hidden_layers", config["num_hidden_layers"], 1, MOST_BLOCKS)
     if isinstance(depth, int) and depth > layers:
         raise SettingsError(f"depth = {depth} is deeper than the {layers} layers of pretrained = {folder!r}.")
-    fixed = {ours: config[theirs] for ours, theirs in SIZES.items()} | {"count": KINDS[config["model_type"]]}
+    fixed = {ours: config[theirs] for ours, theirs in SIZES.items()} | {"count": MODEL_TYPES[config["model_type"]]}
     for name, value in fixed.items():
         if given.get(name, value) != value:
             raise SettingsError(f"{name} = {given[name]!r}, but pretrained = {folder!r} has {value!r}. Leave it out.")
@@ -58,32 +58,36 @@ def described(folder: str, given: Mapping[str, Any], depth: Depth) -> tuple[dict
     return (
         options,
         layers if depth is None else depth,
-        FrozenDict({"folder": folder, "sha256": _checksum(_numbers(place))}),
+        FrozenDict({"folder": folder, "sha256": _checksum(_weights_path(place))}),
     )
 
 
-def kept(source: Any) -> FrozenDict[str]:
-    """What a spec keeps of a folder, if it is that."""
+def check_source(source: Any) -> FrozenDict[str]:
+    """The source of pre-trained weights, if it is one: a folder and the checksum of its weights."""
     if not isinstance(source, Mapping) or set(source) != {"folder", "sha256"}:
         raise SettingsError(f'pretrained = {source!r} must be a folder, such as pretrained = "models/minilm".')
     return FrozenDict({name: str(value) for name, value in source.items()})
 
 
-def weights(source: Mapping[str, str], renamed: Callable[[str], str], needed: Iterable[str]) -> Arrays:
-    """The weights of a folder under our names, which must be the very ones that the spec was made with."""
-    found = _read(source["folder"], source["sha256"])
-    arrays = {renamed(name): tensor for name, tensor in found.items()}
+def read_weights(source: Mapping[str, str], tensor_name: Callable[[str], str], needed: Iterable[str]) -> Arrays:
+    """Read the weights of a folder under our names; their checksum must be the one in the spec."""
+    found = _read_arrays(source["folder"], source["sha256"])
+    arrays = {tensor_name(name): tensor for name, tensor in found.items()}
     for name in needed:
         if name not in arrays:
-            raise InputError(f"{Path(source['folder']) / NUMBERS} holds nothing for '{name}'. Is it a BERT's?")
+            raise InputError(
+                f"{Path(source['folder']) / WEIGHTS_FILE} holds no tensor for '{name}'. Is it a BERT model?"
+            )
     return {name: arrays[name] for name in needed}
 
 
 @lru_cache(maxsize=1)
-def _read(folder: str, sha256: str) -> Arrays:
-    path = _numbers(Path(folder))
+def _read_arrays(folder: str, sha256: str) -> Arrays:
+    path = _weights_path(Path(folder))
     if _checksum(path) != sha256:
-        raise InputError(f"{path} is not the file that this experiment was made with. Put it back, or start anew.")
+        raise InputError(
+            f"{path} is not the file that this experiment was made with. Put that file back, or start a new run."
+        )
     try:
         arrays: Arrays = safetensors.torch.load_file(path)
     except (safetensors.SafetensorError, ValueError, KeyError, RuntimeError) as fault:
@@ -91,13 +95,13 @@ def _read(folder: str, sha256: str) -> Arrays:
     return arrays
 
 
-def _numbers(place: Path) -> Path:
-    path = place / NUMBERS
+def _weights_path(place: Path) -> Path:
+    path = place / WEIGHTS_FILE
     if path.is_file():
         return path
     pickles = sorted(each.name for each in place.iterdir() if each.suffix in PICKLES) if place.is_dir() else []
     refused = f" {pickles[0]} refused: pickle. Save the model again as safetensors." if pickles else ""
-    raise InputError(f"{place} holds no {NUMBERS}.{refused}")
+    raise InputError(f"{place} holds no {WEIGHTS_FILE}.{refused}")
 
 
 def _checksum(path: Path) -> str:
@@ -105,21 +109,23 @@ def _checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _config(place: Path) -> dict[str, Any]:
-    """The folder's description of its network, if it is one that can be built here."""
-    path = place / CONFIG
+def _load_config(place: Path) -> dict[str, Any]:
+    """The folder's config, if it describes a network that can be built here."""
+    path = place / CONFIG_FILE
     try:
         config = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise InputError(f"{place} holds no {CONFIG}.") from None
+        raise InputError(f"{place} holds no {CONFIG_FILE}.") from None
     except (ValueError, RecursionError):
         raise InputError(f"{path} is not JSON.") from None
-    if not isinstance(config, dict) or str(config.get("model_type")) not in KINDS:
+    if not isinstance(config, dict) or str(config.get("model_type")) not in MODEL_TYPES:
         kind = config.get("model_type") if isinstance(config, dict) else None
-        raise InputError(f"{path}: model_type = {kind!r} is none of those that are read: {', '.join(KINDS)}.")
+        raise InputError(
+            f"{path}: model_type = {kind!r} is not one of those that can be read: {', '.join(MODEL_TYPES)}."
+        )
     config = {"layer_norm_eps": 1e-12, "pad_token_id": 0, **config}
     if missing := sorted({*SIZES.values(), "num_hidden_layers"} - config.keys()):
-        raise InputError(f"{path} says nothing of {missing[0]}.")
+        raise InputError(f"{path} does not say {missing[0]}.")
     for name, known in (("hidden_act", "gelu"), ("position_embedding_type", "absolute")):
         if config.get(name, known) != known:
             raise InputError(f"{path}: {name} = {config[name]!r}; only {known!r} can be built here.")

@@ -1,6 +1,6 @@
-"""ResNet (He et al., CVPR 2016), with the small stem that 32x32 images want.
+"""ResNet (He et al., CVPR 2016), with the small stem for 32x32 images.
 
-Bottlenecks carry their stride in the 3x3 convolution, as today's implementations do; the paper has it in the first.
+A bottleneck has its stride in the 3x3 convolution, as in today's implementations; in the paper it is in the first.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from torch import Tensor, nn
 
 from potluck.core import Axis, Depth, FrozenDict, Spec
 from potluck.models.family import Base, Family
-from potluck.models.layers import Linear, Net, Pooled, Side, convolution
-from potluck.models.options import SCALER, Option, Options, norms
+from potluck.models.layers import Linear, Net, PooledBody, Side, convolution
+from potluck.models.options import SCALER, Option, Options, norm_option
 
 WIDTH = Option(64, "channels of the first stage; the others have 2, 4 and 8 times as many", high=1 << 17)
 EXPANSION = 4
-"""A bottleneck's stream has so many times the channels of its inside."""
+"""A bottleneck's output has this many times the channels of its 3x3 convolution."""
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a way around them; 1x1 where the shape changes, else straight."""
+    """Two 3x3 convolutions and a shortcut: a 1x1 convolution where the shape changes, else the identity."""
 
     def __init__(self, before: Axis, inner: Axis, after: Axis, stride: int, options: Options) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions, the last to four times the channels, and a way around them."""
+    """1x1, 3x3 and 1x1 convolutions, the last to four times the channels, and a shortcut."""
 
     def __init__(self, before: Axis, inner: tuple[Axis, Axis], after: Axis, stride: int, options: Options) -> None:
         super().__init__()
@@ -48,11 +48,11 @@ class Bottleneck(nn.Module):
 class ResNet(Family):
     """A stem, four stages of blocks (each stage twice as wide, from the second on at half the size), a head.
 
-    The body ends in a global average, so stem -> body -> head is map -> vector -> scores. Groups: ``stage0`` to
-    ``stage3`` for the residual streams (the stem writes into ``stage0``), ``stage0.0`` and so on for the channels
-    inside each block. Bottlenecks have two insides, ``stage0.0.first`` and ``stage0.0.second``, and the stem a group
-    of its own, ``stem``. The stem ``cifar`` keeps the size of the map; ``stride4`` quarters it, so a 32x32 image
-    enters the body as 64 x 8 x 8.
+    The body ends in global average pooling, so the head reads one vector per example. Groups: ``stage0`` to ``stage3``
+    for the residual streams (the stem's output is in ``stage0``), ``stage0.0`` and so on for the channels inside each
+    block. A bottleneck has two such groups, ``stage0.0.first`` and ``stage0.0.second``, and then the stem has one of
+    its own, ``stem``. The stem ``cifar`` keeps the size of the map; ``stride4`` quarters it, so a 32x32 image enters
+    the body as 64 x 8 x 8.
     """
 
     name = "resnet"
@@ -73,7 +73,7 @@ class ResNet(Family):
     base = FrozenDict({"width": WIDTH})
     options = FrozenDict(
         {
-            "norm": norms("running"),
+            "norm": norm_option("running"),
             "scaler": SCALER,
             "stem": Option(
                 "cifar", "3x3 convolution at full size, or one that quarters it", choices=("cifar", "stride4")
@@ -84,12 +84,13 @@ class ResNet(Family):
 
     def groups(self, depth: Depth, base: Base, options: Options) -> dict[str, int]:
         assert isinstance(depth, tuple)
-        tall = options["block"] == "bottleneck"
-        found = {"stem": base["width"]} if tall else {}
+        bottleneck = options["block"] == "bottleneck"
+        found = {"stem": base["width"]} if bottleneck else {}
         for stage, count in enumerate(depth):
             width = base["width"] << stage
-            found[f"stage{stage}"] = width * EXPANSION if tall else width
-            found |= dict.fromkeys([group for place in range(count) for group in _inside(stage, place, tall)], width)
+            found[f"stage{stage}"] = width * EXPANSION if bottleneck else width
+            inner = [group for place in range(count) for group in _inner_groups(stage, place, bottleneck)]
+            found |= dict.fromkeys(inner, width)
         return found
 
     def net(self, spec: Spec) -> nn.Module:
@@ -101,11 +102,11 @@ class ResNet(Family):
             _stage(spec, stage, streams[stage - 1] if stage else entry, after) for stage, after in enumerate(streams)
         ]
         stem = _stem(options["input"][0], entry, options)
-        return Net(stem, Pooled(*stages), Linear(streams[-1], options["classes"]))
+        return Net(stem, PooledBody(*stages), Linear(streams[-1], options["classes"]))
 
 
-def stride_of(stage: int, place: int) -> int:
-    """Every stage but the first halves the map, in its first block."""
+def block_stride(stage: int, place: int) -> int:
+    """The stride of a block: every stage but the first halves the map in its first block."""
     return 2 if stage > 0 and place == 0 else 1
 
 
@@ -119,11 +120,11 @@ def _stem(channels: Side, stream: Axis, options: Options) -> nn.Sequential:
 
 def _stage(spec: Spec, stage: int, before: Axis, after: Axis) -> nn.Sequential:
     assert isinstance(spec.depth, tuple)
-    tall = spec.options["block"] == "bottleneck"
+    bottleneck = spec.options["block"] == "bottleneck"
     blocks: list[nn.Module] = []
     for place in range(spec.depth[stage]):
-        first, *second = (Axis(group, spec.sizes[group]) for group in _inside(stage, place, tall))
-        entry, stride = after if place else before, stride_of(stage, place)
+        first, *second = (Axis(group, spec.sizes[group]) for group in _inner_groups(stage, place, bottleneck))
+        entry, stride = after if place else before, block_stride(stage, place)
         if second:
             blocks.append(Bottleneck(entry, (first, second[0]), after, stride, spec.options))
         else:
@@ -131,10 +132,10 @@ def _stage(spec: Spec, stage: int, before: Axis, after: Axis) -> nn.Sequential:
     return nn.Sequential(*blocks)
 
 
-def _inside(stage: int, place: int, tall: bool) -> tuple[str, ...]:
-    """The groups inside a block."""
+def _inner_groups(stage: int, place: int, bottleneck: bool) -> tuple[str, ...]:
+    """The groups of the channels inside a block."""
     block = f"stage{stage}.{place}"
-    return (f"{block}.first", f"{block}.second") if tall else (block,)
+    return (f"{block}.first", f"{block}.second") if bottleneck else (block,)
 
 
 def _shortcut(before: Axis, after: Axis, stride: int, options: Options) -> nn.Module:

@@ -1,8 +1,7 @@
-"""Specs: made from names, cut in width and depth. A spec that leaves here is complete, so equal networks are equal."""
+"""Specs: made from names, cut in width and depth. Every spec made here is complete, so equal networks are equal."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -35,64 +34,55 @@ def make_spec(
 
 
 def complete(spec: Spec) -> Spec:
-    """The same network with every option answered and every group named; refuses what cannot be built."""
-    if "_complete" in spec.__dict__:  # cheaper than to compare it with what was completed before
+    """The same network with a value for every option and a size for every group; refuses what cannot be built."""
+    if "_complete" in spec.__dict__:  # faster than a look into the cache, which compares specs
         return spec
-    found = _completed(spec)
+    found = _complete_uncached(spec)
     object.__setattr__(found, "_complete", True)
     return found
 
 
 @lru_cache(maxsize=1024)
-def _completed(spec: Spec) -> Spec:
+def _complete_uncached(spec: Spec) -> Spec:
     if spec.family not in FAMILIES:
         raise SettingsError(f"there is no model family '{spec.family}'.{checks.hint(spec.family, FAMILIES)}")
     return FAMILIES[spec.family].spec(spec.options, spec.depth, spec.sizes)
 
 
 def narrow(spec: Spec, width: float | Mapping[str, float]) -> Spec:
-    """The spec with this share of each group's units, rounded up; groups that a mapping does not name stay whole."""
+    """The spec with this share of each group's units, rounded up; groups that a mapping does not name stay full."""
     spec = complete(spec)
     if isinstance(width, Mapping):
         checks.refuse_unknown(spec.family, "axis group", width, spec.sizes)
-        ratios = {group: checks.ratio(f"width of '{group}'", width.get(group, 1.0)) for group in spec.sizes}
+        ratios = {group: checks.check_ratio(f"width of '{group}'", width.get(group, 1.0)) for group in spec.sizes}
     else:
-        ratios = dict.fromkeys(spec.sizes, checks.ratio("width", width))
-    sizes = {group: portion(units, ratios[group]) for group, units in spec.sizes.items()}
+        ratios = dict.fromkeys(spec.sizes, checks.check_ratio("width", width))
+    sizes = {group: checks.portion(units, ratios[group]) for group, units in spec.sizes.items()}
     return Spec(spec.family, spec.depth, sizes, spec.options)
 
 
-def portion(units: int, ratio: float) -> int:
-    """This share of so many units, rounded up, as HeteroFL, FedRolex and FjORD do; at least one.
-
-    >>> portion(5, 0.5), portion(30, 0.1)  # 30 * 0.1 is a hair more than 3 in floating point
-    (3, 3)
-    """
-    return max(1, math.ceil(round(units * ratio, 9)))
-
-
 def shallow(spec: Spec, depth: Any) -> Spec:
-    """The spec with the first `depth` blocks (of each stage) only; None keeps them all."""
+    """The spec with the first `depth` blocks (of each stage) only; None: with all of them."""
     spec = complete(spec)
     if depth is None:
         return spec
-    kept = checks.blocks(spec.family, depth, spec.depth)
-    if any(new > old for new, old in zip(_counts(kept), _counts(spec.depth), strict=True)):
+    new_depth = checks.check_depth(spec.family, depth, spec.depth)
+    if any(new > old for new, old in zip(_block_counts(new_depth), _block_counts(spec.depth), strict=True)):
         raise SettingsError(f"{spec.family}: depth = {depth!r} is deeper than the {spec.depth} there are.")
     family = FAMILIES[spec.family]
-    left = family.groups(kept, dict.fromkeys(family.base, 1), spec.options)
-    return Spec(spec.family, kept, {group: spec.sizes[group] for group in left}, spec.options)
+    groups = family.groups(new_depth, dict.fromkeys(family.base, 1), spec.options)
+    return Spec(spec.family, new_depth, {group: spec.sizes[group] for group in groups}, spec.options)
 
 
-def scaled(spec: Spec, ratio: float) -> Spec:
-    """The spec whose layers divide by this ratio of widths in training, where its family has such scalers."""
-    return _with(complete(spec), scaler=ratio)
+def with_scaler(spec: Spec, ratio: float) -> Spec:
+    """The spec whose layers divide by this ratio of widths in training, if its family has such scalers."""
+    return _with_options(complete(spec), scaler=ratio)
 
 
-def counting(spec: Spec) -> Spec:
-    """The twin of a spec with static norms that counts their statistics; any other spec as it is."""
+def with_counted_norms(spec: Spec) -> Spec:
+    """The spec with counted norms in place of static ones; any other spec as it is."""
     spec = complete(spec)
-    return _with(spec, norm="counted") if spec.options.get("norm") == "static" else spec
+    return _with_options(spec, norm="counted") if spec.options.get("norm") == "static" else spec
 
 
 def tier_spec(full: Spec, width: float | Mapping[str, float] | None = None, depth: Depth = None) -> Spec:
@@ -101,10 +91,10 @@ def tier_spec(full: Spec, width: float | Mapping[str, float] | None = None, dept
     return spec if width is None else narrow(spec, width)
 
 
-def _with(spec: Spec, **options: Any) -> Spec:
+def _with_options(spec: Spec, **options: Any) -> Spec:
     checks.refuse_unknown(spec.family, "option", options, spec.options)
     return complete(Spec(spec.family, spec.depth, spec.sizes, {**spec.options, **options}))
 
 
-def _counts(depth: Depth) -> tuple[int, ...]:
+def _block_counts(depth: Depth) -> tuple[int, ...]:
     return depth if isinstance(depth, tuple) else (depth or 0,)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from potluck.core import Axis, Depth, FrozenDict, Spec
-from potluck.models.attention import HEADS, attend, calm, head_axes, layer_groups, refuse_uneven
+from potluck.models.attention import HEADS, attend, check_heads, head_axes, initialise_as_bert, layer_groups
 from potluck.models.family import Base, Family
 from potluck.models.layers import Embedding, Linear, Net, scaler
 from potluck.models.norm import LayerNorm
@@ -22,8 +22,8 @@ from potluck.models.options import DROPOUT, LAYER_NORM, SCALER, Option, Options
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": functional.relu, "gelu": functional.gelu}
 
 
-class Stem(nn.Module):
-    """Token ids -> vectors that know their position."""
+class TokenEmbedding(nn.Module):
+    """Embeddings of tokens and positions: from token ids to vectors."""
 
     def __init__(self, stream: Axis, options: Options) -> None:
         super().__init__()
@@ -35,38 +35,38 @@ class Stem(nn.Module):
         self.dropout = nn.Dropout(options["dropout"])
 
     def forward(self, ids: Tensor) -> Tensor:
-        places = torch.arange(ids.shape[1], device=ids.device)
-        vectors: Tensor = self.dropout(self.norm(self.scaler(self.token(ids) + self.position(places))))
+        positions = torch.arange(ids.shape[1], device=ids.device)
+        vectors: Tensor = self.dropout(self.norm(self.scaler(self.token(ids) + self.position(positions))))
         return vectors
 
 
-class Attention(nn.Module):
-    """Each position gathers from itself and from those before it."""
+class CausalSelfAttention(nn.Module):
+    """Self-attention of each position to itself and to those before it."""
 
-    def __init__(self, stream: Axis, compared: Axis, carried: Axis, options: Options) -> None:
+    def __init__(self, stream: Axis, query_key: Axis, value: Axis, options: Options) -> None:
         super().__init__()
         self.heads: int = options["heads"]
-        self.query = Linear(stream, compared)
-        self.key = Linear(stream, compared)
-        self.value = Linear(stream, carried)
-        self.output = Linear(carried, stream)
+        self.query = Linear(stream, query_key)
+        self.key = Linear(stream, query_key)
+        self.value = Linear(stream, value)
+        self.output = Linear(value, stream)
         self.scaler = scaler(options) or nn.Identity()
         self.dropout = nn.Dropout(options["dropout"])
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = (self.scaler(layer(x)) for layer in (self.query, self.key, self.value))
-        past = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
-        gathered = attend(query, key, value, self.heads, past, self.dropout)
-        out: Tensor = self.scaler(self.output(gathered))
+        causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
+        attended = attend(query, key, value, self.heads, causal, self.dropout)
+        out: Tensor = self.scaler(self.output(attended))
         return out
 
 
-class Layer(nn.Module):
-    """Attention and two linear layers, each added to the stream, which is then normalised."""
+class TransformerLayer(nn.Module):
+    """Attention and a feed-forward part; each is added to the residual stream, which is then normalised."""
 
-    def __init__(self, stream: Axis, compared: Axis, carried: Axis, inner: Axis, options: Options) -> None:
+    def __init__(self, stream: Axis, query_key: Axis, value: Axis, inner: Axis, options: Options) -> None:
         super().__init__()
-        self.attention = Attention(stream, compared, carried, options)
+        self.attention = CausalSelfAttention(stream, query_key, value, options)
         self.norm1 = _norm(stream, options)
         self.first = Linear(stream, inner)
         self.second = Linear(inner, stream)
@@ -77,13 +77,13 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm1(x + self.dropout(self.attention(x)))
-        inside = self.dropout(self.activation(self.scaler(self.first(x))))
-        out: Tensor = self.norm2(x + self.dropout(self.scaler(self.second(inside))))
+        hidden = self.dropout(self.activation(self.scaler(self.first(x))))
+        out: Tensor = self.norm2(x + self.dropout(self.scaler(self.second(hidden))))
         return out
 
 
 class Decoder(nn.Module):
-    """A hidden layer, a norm, and a score for every token of the vocabulary."""
+    """A hidden layer, a norm, and a linear layer to one score per token of the vocabulary."""
 
     def __init__(self, stream: Axis, hidden: Axis, options: Options) -> None:
         super().__init__()
@@ -102,9 +102,9 @@ class Transformer(Family):
     """Embeddings, `depth` layers of causal attention and feed-forward, a decoder. The norm follows each sum.
 
     Input: token ids [batch, length], at most as long as the spec's ``input``. Output: scores [batch, length, tokens];
-    those at position t are of the token at t + 1. ``classes`` is the size of the vocabulary.
-    Groups: ``stream`` (embeddings, norms, both ends of every layer), ``layer0.qk`` and ``layer0.v`` (units of *each*
-    head, that query and key compare, and that value hands to output), ``layer0.ffn``, and so on; ``decoder``.
+    those at position t are for the token at t + 1. ``classes`` is the size of the vocabulary.
+    Groups: ``stream`` (embeddings, norms, inputs and outputs of every layer), ``layer0.qk`` (units of query and key, in
+    *each* head), ``layer0.v`` (units of value, in *each* head), ``layer0.ffn``, and so on; ``decoder``.
     """
 
     name = "transformer"
@@ -125,9 +125,8 @@ class Transformer(Family):
     maps = False
     tokens = True
 
-    def agree(self, base: Base, options: Options) -> Base:
-        refuse_uneven(self.name, base["hidden"], options["heads"])
-        return base
+    def check_base(self, base: Base, options: Options) -> None:
+        check_heads(self.name, base["hidden"], options["heads"])
 
     def groups(self, depth: Depth, base: Base, options: Options) -> dict[str, int]:
         assert isinstance(depth, int)
@@ -140,8 +139,9 @@ class Transformer(Family):
         layers = []
         for layer in range(spec.depth):
             inner = Axis(f"layer{layer}.ffn", spec.sizes[f"layer{layer}.ffn"])
-            layers.append(Layer(stream, *head_axes(spec, layer), inner, options))
-        return calm(Net(Stem(stream, options), nn.Sequential(*layers), Decoder(stream, decoder, options)))
+            layers.append(TransformerLayer(stream, *head_axes(spec, layer), inner, options))
+        net = Net(TokenEmbedding(stream, options), nn.Sequential(*layers), Decoder(stream, decoder, options))
+        return initialise_as_bert(net)
 
 
 def _norm(units: Axis, options: Options) -> nn.Module:

@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from potluck.core import EMPTY, Arrays, Batch, Model, Spec, Zoo
+from potluck.core import EMPTY, Arrays, Batch, Spec, Zoo
+from potluck.learn import forward_hooks
 
 FeatureBank: TypeAlias = Mapping[str, Arrays]
 """Arrays with a row for each sample, under ``<round> <client>``; the oldest first."""
@@ -72,18 +73,17 @@ def body_shapes(spec: Spec, zoo: Zoo) -> Mapping[str, tuple[int, ...]] | None:
 
     Found on a network without numbers, by watching what its parts hand on.
     """
-    blank = {name: torch.empty(size, dtype=kind, device="meta") for name, (size, kind) in zoo.shapes(spec).items()}
-    net = zoo.build(Model(spec, blank)).eval()
-    parts = dict(net.named_children())
+    net, x = zoo.probe(spec, 1)
+    parts = dict(net.eval().named_children())
     if not {"stem", "body", "head"} <= parts.keys():
         return None
     passed: list[Tensor] = []
-    for name in ("stem", "body", "head"):
-        parts[name].register_forward_hook(lambda part, given, made: passed.extend((given[0], made)))
-    embeds = any(isinstance(layer, nn.Embedding) for layer in parts["stem"].modules())
-    shape = cast("tuple[int, ...]", spec.options["input"])
-    x = torch.zeros(1, *shape, dtype=torch.long if embeds else torch.float, device="meta")
-    scores = net(x)
+
+    def note(part: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> None:
+        passed.extend((given[0], made))
+
+    with forward_hooks(net, after=dict.fromkeys(("stem", "body", "head"), note)):
+        scores = net(x)
     chain = [x, *passed, scores]
     if len(chain) != 8 or any(one is not other for one, other in zip(chain[::2], chain[1::2], strict=True)):
         return None

@@ -1,4 +1,4 @@
-"""A network of one's own behaves as a family: by name, narrow, priced, saved, and refused when the code differs."""
+"""A user's own network behaves as a family: by name, narrow, priced, saved, and refused when the code differs."""
 
 import sys
 from dataclasses import replace
@@ -9,7 +9,7 @@ from torch import nn
 
 from potluck.core import Model, SettingsError, Spec, stream
 from potluck.models import ModelZoo, complete, load, make_spec, save
-from potluck.models.own import check, register
+from potluck.models.trace.user_family import check, register
 from potluck.parts import part
 
 pytest.importorskip("torch_pruning")
@@ -65,7 +65,7 @@ def test_the_zoo_cuts_builds_and_prices_it():
     assert zoo.build(Model(narrow), rng)(torch.zeros(2, 1, 8, 8)).shape == (2, 4)
 
 
-def test_birth_depends_on_the_generator_alone():
+def test_initialisation_depends_on_the_generator_alone():
     spec = make_spec("trace-test", **SHAPE)
     torch.manual_seed(1)
     one = ModelZoo(spec).fresh(spec, stream(3)).arrays
@@ -101,14 +101,14 @@ def test_there_is_one_depth():
         ModelZoo(spec).shallow(spec, 1)
 
 
-def test_the_door_check_runs_at_the_tiers_sizes():
+def test_the_check_runs_at_the_tiers_sizes():
     spec = make_spec("trace-test", **SHAPE)
     zoo = ModelZoo(spec)
     check(spec, [zoo.narrow(spec, 0.1), zoo.narrow(spec, {"4": 0.3}), spec])
     check(make_spec("lenet", **SHAPE | {"input": (1, 12, 12)}), [])
 
 
-def test_tiers_with_another_network_than_ones_own_pass_the_door():
+def test_tiers_with_another_network_than_ones_own_pass_the_check():
     spec = make_spec("trace-test", **SHAPE)
     check(spec, [make_spec("lenet", **SHAPE), make_spec("trace-test-reader", input=(8,), classes=4), spec])
 

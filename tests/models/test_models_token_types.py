@@ -57,7 +57,7 @@ def test_rows_of_a_batch_have_types_of_their_own():
 def test_one_type_makes_one_spec_whatever_separates_texts():
     plain = {"input": (7,), "classes": 2, "types": 1}
     assert make_spec("bert", sep=3, **plain) == make_spec("bert", **plain)
-    with pytest.raises(SettingsError, match="sep = 9 is no token of vocab = 9"):
+    with pytest.raises(SettingsError, match="sep = 9 is not a token of vocab = 9"):
         stem(sep=9)
 
 

@@ -1,0 +1,105 @@
+"""What is known of a network without its numbers: shapes, axes, blocks and cost, read on PyTorch's meta device.
+
+Every spec that comes here must be complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from potluck.core import Dimensions, Spec, Work
+from potluck.models.families import FAMILIES
+
+Shape: TypeAlias = "tuple[tuple[int, ...], torch.dtype]"
+
+
+def probe(spec: Spec, batch: int) -> tuple[nn.Module, Tensor]:
+    """The network and a batch of inputs on the meta device: a forward pass gives shapes, and computes nothing."""
+    family = FAMILIES[spec.family]
+    shape: Any = spec.options["input"]
+    dtype = torch.long if family.tokens else torch.float
+    return family.meta_net(spec), torch.zeros(batch, *shape, dtype=dtype, device="meta")
+
+
+@lru_cache(maxsize=1024)
+def shapes(spec: Spec) -> Mapping[str, Shape]:
+    """Shape and dtype of each tensor of the state dict."""
+    tensors = FAMILIES[spec.family].meta_net(spec).state_dict()
+    return MappingProxyType({name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()})
+
+
+@lru_cache(maxsize=1024)
+def axes(spec: Spec) -> Mapping[str, Dimensions]:
+    """What each dimension of each tensor of the state dict counts."""
+    family = FAMILIES[spec.family]
+    return MappingProxyType(family.axes(spec, family.meta_net(spec)))
+
+
+@lru_cache(maxsize=1024)
+def buffers(spec: Spec) -> frozenset[str]:
+    """Names of the state dict that are not trained."""
+    return frozenset(shapes(spec)) - {name for name, _ in FAMILIES[spec.family].meta_net(spec).named_parameters()}
+
+
+@lru_cache(maxsize=1024)
+def block_indices(spec: Spec) -> Mapping[str, int | None]:
+    """The body block of each tensor, counted in forward order; None in stem and head."""
+    blocks = {f"{name}.": index for index, name in enumerate(FAMILIES[spec.family].blocks(spec))}
+    return MappingProxyType(
+        {
+            name: next((index for block, index in blocks.items() if name.startswith(block)), None)
+            for name in shapes(spec)
+        }
+    )
+
+
+def cost(spec: Spec, batch: int) -> Work:
+    """FLOPs of forward and backward, and the memory they need, for a batch of this size.
+
+    FLOPs are those of matrix products and convolutions. Activations are the tensors that autograd saves for the
+    backward pass. Each storage counts once. The batch itself counts if a layer needs it.
+    """
+    (flops, saved), (more_flops, more_saved), weights = _step_counts(spec)
+    return Work(
+        flops=flops + (more_flops - flops) * (batch - 2),
+        parameter_bytes=sum(size for _, size in weights),
+        activation_bytes=saved + (more_saved - saved) * (batch - 2),
+        parameters=sum(count for count, _ in weights),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _step_counts(spec: Spec) -> tuple[tuple[int, int], tuple[int, int], tuple[tuple[int, int], ...]]:
+    """FLOPs and bytes of a step on two examples and on three (both grow linearly), and the parameters' sizes."""
+    if spec.options.get("norm") == "counted":  # needs numbers, which are not here; its cost is that of running
+        spec = replace(spec, options={**spec.options, "norm": "running"})
+    net, three = probe(spec, 3)
+    two = three[:2].clone()  # a copy: the bytes of a whole storage are counted
+    weights = tuple((tensor.numel(), tensor.nbytes) for tensor in net.parameters())
+    return _step_count(net, two), _step_count(net, three), weights
+
+
+def _step_count(net: nn.Module, batch: Tensor) -> tuple[int, int]:
+    """FLOPs of a training step, and bytes saved for its backward pass."""
+    saved: list[Tensor] = []
+
+    def save(tensor: Tensor) -> Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with FlopCounterMode(display=False) as counter:
+        with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+            loss = net(batch).sum()
+        torch.autograd.grad(loss, list(net.parameters()))
+    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in saved}
+    for tensor in (*net.parameters(), *net.buffers()):
+        storages.pop(tensor.untyped_storage()._cdata, None)
+    return counter.get_total_flops(), sum(storages.values())

@@ -1,0 +1,6 @@
+"""A user's own ``nn.Module`` in a federation: its axis groups are traced, checked by numbers, and pruned to a width."""
+
+from potluck.models.trace.traced_module import TracedModule, trace
+from potluck.models.trace.user_family import REGISTERED, check, register
+
+__all__ = ["REGISTERED", "TracedModule", "check", "register", "trace"]
