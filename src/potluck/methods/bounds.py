@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from potluck.core import SERVER, Client, Facts, Model, Round, Spec, Zoo
+from potluck.core import SERVER, Client, ContractSettings, Facts, Model, Round, Spec, Zoo
 from potluck.methods.bases.private_head import PrivateHead
 from potluck.methods.fedavg import AveragedState
 
@@ -18,6 +18,8 @@ from potluck.methods.fedavg import AveragedState
 @dataclass(frozen=True)
 class AllLarge(PrivateHead):
     """Every client trains the largest network, whatever it can carry: the ideal bound."""
+
+    contract = ContractSettings(as_fedavg={})
 
     @property
     def facts(self) -> Facts:
@@ -27,6 +29,8 @@ class AllLarge(PrivateHead):
 @dataclass(frozen=True)
 class AllSmall(PrivateHead):
     """Every client trains the smallest tier's network."""
+
+    contract = ContractSettings(as_fedavg={})
 
     def target(self, zoo: Zoo) -> Spec:
         return zoo.tiers[0].spec
@@ -38,6 +42,8 @@ class ExclusiveFL(PrivateHead):
 
     They have no model either: the server's is too large for them.
     """
+
+    contract = ContractSettings(as_fedavg={})
 
     sampling: Literal["drop", "eligible"] = "drop"
     """Sample everyone and drop who is too weak (cohorts shrink), or sample only among those strong enough."""

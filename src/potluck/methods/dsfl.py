@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from potluck.core import Batch, ClientWork, Device, FitRequest, Model, Reply, Round, Task, on_client
+from potluck.core import Batch, ClientWork, ContractSettings, Device, FitRequest, Model, Reply, Round, Task, on_client
 from potluck.learn import fit_metrics, with_columns
 from potluck.methods.bases.public_logits import PublicLogitsWithServer, refuse_below, task_rows
 
@@ -27,6 +27,10 @@ from potluck.methods.bases.public_logits import PublicLogitsWithServer, refuse_b
 @dataclass(frozen=True)
 class DSFL(PublicLogitsWithServer):
     """Learn from sharpened mean answers."""
+
+    contract = ContractSettings(
+        why_not="models live on the clients, and only answers cross the wire", idle={"distils": 0}
+    )
 
     called: ClassVar[str] = "DS-FL"
     aggregate: Literal["era", "sa"] = "era"

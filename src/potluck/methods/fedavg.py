@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from potluck.core import EMPTY, Arrays, Model, Reply, Round, Weight, Zoo
+from potluck.core import EMPTY, Arrays, ContractSettings, Model, Reply, Round, Weight, Zoo
 from potluck.methods.bases.label_mask import LabelMask
 from potluck.methods.bases.static_norm import StaticBatchNorm
 from potluck.methods.bases.unequal_networks import UnequalNetworks
@@ -74,3 +74,5 @@ class Averaging(StaticBatchNorm, LabelMask):
 @dataclass(frozen=True)
 class FedAvg(UnequalNetworks, Averaging):
     """Average the clients' models."""
+
+    contract = ContractSettings(as_fedavg={})

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from potluck.core import Arrays, Batch, Loss, Model, Round
+from potluck.core import Arrays, Batch, ContractSettings, Loss, Model, Round
 from potluck.learn import DistillationSettings, kl_divergence, mean_logits
 from potluck.methods.bases.ensemble import EnsembleDistillation
 from potluck.parts import OverlapMean
@@ -37,6 +37,8 @@ class FedDFDistillation(DistillationSettings):
 @dataclass(frozen=True)
 class FedDF(EnsembleDistillation):
     """FedAvg within architectures, and an ensemble of all as everyone's teacher."""
+
+    contract = ContractSettings(as_fedavg={"teach": {"epochs": 0}}, idle={"teach": {"epochs": 0}})
 
     teach: FedDFDistillation = FedDFDistillation()
 

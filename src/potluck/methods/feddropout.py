@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from potluck.core import Axis, Client, Facts, Round, Spec
+from potluck.core import Axis, Client, ContractSettings, Facts, Round, Spec
 from potluck.methods.bases.width import WidthTiers
 from potluck.parts import Choose, Part, index, place
 
@@ -23,6 +23,8 @@ from potluck.parts import Choose, Part, index, place
 @dataclass(frozen=True)
 class FedDropout(WidthTiers):
     """Narrow clients train random units of every layer."""
+
+    contract = ContractSettings(as_fedavg={"weighting": "samples", "label_mask": False})
 
     called: ClassVar[str] = "Federated Dropout"
     shared_per_round: bool = False

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from potluck.core import SERVER, Arrays, Batch, Client, Facts, Loss, Model, Newborn, Round, Spec, Zoo
+from potluck.core import SERVER, Arrays, Batch, Client, ContractSettings, Facts, Loss, Model, Newborn, Round, Spec, Zoo
 from potluck.learn import DistillationSettings, kl_divergence
 from potluck.methods.bases.ensemble import EnsembleDistillation
 from potluck.methods.fedavg import AveragedState
@@ -49,6 +49,8 @@ class FedETState(AveragedState):
 @dataclass(frozen=True)
 class FedET(EnsembleDistillation):
     """A weighted consensus of small models, with room for doubt, taught to a large one."""
+
+    contract = ContractSettings(as_fedavg={"teach": {"steps": 0}}, idle={"teach": {"steps": 0}})
 
     called: ClassVar[str] = "Fed-ET"
     teach: FedETDistillation = FedETDistillation()

@@ -25,6 +25,7 @@ from potluck.core import (
     Arrays,
     Batch,
     ClientWork,
+    ContractSettings,
     Device,
     Facts,
     FitRequest,
@@ -62,6 +63,10 @@ class FedGEMSState(ServerModelState):
 @dataclass(frozen=True)
 class FedGEMS(PublicLogitsWithServer):
     """Selective fusion into a large server model, and back."""
+
+    contract = ContractSettings(
+        why_not="models live on the clients, and only logits cross the wire", idle={"passes": 0}
+    )
 
     share: float = 0.75  # epsilon in the paper
     """Of cross-entropy with the labels, where there is a teacher too."""

@@ -28,6 +28,7 @@ from potluck.core import (
     Batch,
     Client,
     ClientWork,
+    ContractSettings,
     Device,
     Expected,
     Fit,
@@ -60,6 +61,8 @@ ALONE = 255
 @dataclass(frozen=True)
 class FedMask(SelectedUnits):
     """Clients learn which of the frozen weights to use, and share bits."""
+
+    contract = ContractSettings(why_not="weights never change: only bits are learned")
 
     weighting: Literal["uniform"] = "uniform"
     server: Replace = Replace()

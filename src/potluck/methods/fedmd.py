@@ -17,7 +17,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from potluck.core import Batch, ClientWork, Device, Facts, FitRequest, Newborn, Reply, Round, Skip, Task, on_client
+from potluck.core import (
+    Batch,
+    ClientWork,
+    ContractSettings,
+    Device,
+    Facts,
+    FitRequest,
+    Newborn,
+    Reply,
+    Round,
+    Skip,
+    Task,
+    on_client,
+)
 from potluck.learn import mean_logits, with_columns
 from potluck.methods.bases.public_logits import PublicLogits, refuse_below, task_rows
 from potluck.methods.local import EmptyState
@@ -26,6 +39,8 @@ from potluck.methods.local import EmptyState
 @dataclass(frozen=True)
 class FedMD(PublicLogits):
     """Agree on public logits, digest, revisit."""
+
+    contract = ContractSettings(why_not="models live on the clients, and only logits cross the wire")
 
     warm_public: int = 5
     """Epochs on the public rows before a client's first round ..."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
-from potluck.core import Arrays, Reply, Round, Weight, Zoo
+from potluck.core import Arrays, ContractSettings, Reply, Round, Weight, Zoo
 from potluck.learn import displacement
 from potluck.methods.bases.tensor_owners import trained_tensors
 from potluck.methods.fedavg import AveragedState
@@ -30,6 +30,8 @@ from potluck.parts import OverlapMean, Part
 @dataclass(frozen=True)
 class FedNova(FedProx):
     """FedAvg with normalised local steps."""
+
+    contract = ContractSettings(as_fedavg={"mu": 0.0}, within=1e-6, local={"lr": 0.1, "steps": 3, "batch": 16})
 
     mu: float = 0.0
 

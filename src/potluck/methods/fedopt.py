@@ -9,13 +9,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from potluck.core import ContractSettings
 from potluck.methods.fedavg import FedAvg
 from potluck.parts import Adagrad, Adam, AdamW, Momentum, Rule, Yogi
+
+NEUTRAL = {"lr": 1e6, "beta1": 0.0, "tau": 1e6}
+"""An adaptive rule as plain averaging: a step divided by (its size + tau) and multiplied by lr = tau is itself."""
 
 
 @dataclass(frozen=True)
 class FedAvgM(FedAvg):
     """FedAvg with momentum on the server."""
+
+    contract = ContractSettings(as_fedavg={"server": {"name": "momentum", "beta": 0.0}}, within=1e-6)
 
     server: Rule = Momentum()
 
@@ -24,12 +30,16 @@ class FedAvgM(FedAvg):
 class FedAdam(FedAvg):
     """FedAvg with Adam on the server."""
 
+    contract = ContractSettings(as_fedavg={"server": {"name": "adam", **NEUTRAL}}, within=1e-5)
+
     server: Rule = Adam(lr=0.03)
 
 
 @dataclass(frozen=True)
 class FedYogi(FedAvg):
     """FedAvg with Yogi on the server."""
+
+    contract = ContractSettings(as_fedavg={"server": {"name": "yogi", **NEUTRAL}}, within=1e-5)
 
     server: Rule = Yogi(lr=0.03)
 
@@ -38,11 +48,17 @@ class FedYogi(FedAvg):
 class FedAdagrad(FedAvg):
     """FedAvg with Adagrad on the server."""
 
+    contract = ContractSettings(as_fedavg={"server": {"name": "adagrad", **NEUTRAL}}, within=1e-5)
+
     server: Rule = Adagrad(lr=0.1)
 
 
 @dataclass(frozen=True)
 class FedAdamW(FedAvg):
     """FedAvg with bias-corrected AdamW on the server."""
+
+    contract = ContractSettings(
+        as_fedavg={"server": {"name": "adamw", "lr": 1e6, "beta1": 0.0, "eps": 1e6}}, within=1e-5
+    )
 
     server: Rule = AdamW(lr=0.01)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from potluck.core import Device, Edit, Task
+from potluck.core import ContractSettings, Device, Edit, Task
 from potluck.learn import ProximalTerm
 from potluck.methods.fedavg import FedAvg
 
@@ -17,6 +17,8 @@ from potluck.methods.fedavg import FedAvg
 @dataclass(frozen=True)
 class FedProx(FedAvg):
     """FedAvg with a proximal term."""
+
+    contract = ContractSettings(as_fedavg={"mu": 0.0})
 
     mu: float = 0.1
 

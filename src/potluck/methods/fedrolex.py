@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from potluck.core import Axis, Client, Facts, Round, Spec
+from potluck.core import Axis, Client, ContractSettings, Facts, Round, Spec
 from potluck.methods.bases.width import WidthTiers
 from potluck.parts import Choose
 
@@ -21,6 +21,8 @@ from potluck.parts import Choose
 @dataclass(frozen=True)
 class FedRolex(WidthTiers):
     """Narrow clients train a window of every layer that rolls on each round."""
+
+    contract = ContractSettings(as_fedavg={"weighting": "samples", "label_mask": False, "step": 0})
 
     direction: Literal[1, -1] = 1
     """Forward as in the paper, or backward as in its code."""

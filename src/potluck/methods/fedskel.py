@@ -24,6 +24,7 @@ from potluck.core import (
     Arrays,
     Batch,
     Client,
+    ContractSettings,
     Device,
     Edit,
     Expected,
@@ -61,6 +62,8 @@ from potluck.parts import WHOLE, OverlapMean, Part, index, place
 @dataclass(frozen=True)
 class FedSkel(PersonalModels):
     """Clients exchange their most active filters, and everything every few rounds."""
+
+    contract = ContractSettings(as_fedavg={"cut": 0.0, "weighting": "samples", "label_mask": False}, tiers="width")
 
     cut: float = 0.5
     """The share of every group's units outside the skeleton, where a client's tier has no width."""

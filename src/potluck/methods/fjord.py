@@ -21,6 +21,7 @@ from potluck.core import (
     Batch,
     Client,
     ClientWork,
+    ContractSettings,
     Device,
     Expected,
     Facts,
@@ -44,6 +45,8 @@ from potluck.parts import WHOLE, OverlapMean, Part, Place
 @dataclass(frozen=True)
 class FjORD(Averaging):
     """Every batch trains a prefix of random width; narrow ones learn from the wide one."""
+
+    contract = ContractSettings(as_fedavg={"widths": [1.0], "distill": False})
 
     widths: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8, 1.0)
     """The widths that are drawn; a tier's own must be among them."""

@@ -23,6 +23,7 @@ from torch import Tensor
 from potluck.core import (
     Axis,
     Client,
+    ContractSettings,
     Device,
     Edit,
     Expected,
@@ -55,6 +56,8 @@ from potluck.parts import WHOLE, OverlapMean, Replace, part
 @dataclass(frozen=True)
 class Hermes(PersonalModels):
     """Every client prunes its own network, unit by unit; overlapping entries are averaged."""
+
+    contract = ContractSettings(as_fedavg={"threshold": 2.0, "sparsity": 0.0, "weighting": "samples"}, tiers="width")
 
     keep: float = 0.5
     """Units kept of every group in the end, where a client's tier has no width."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from potluck.core import Client, Round, Spec
+from potluck.core import Client, ContractSettings, Round, Spec
 from potluck.methods.bases.width import WidthTiers
 from potluck.parts import Part
 
@@ -17,6 +17,8 @@ from potluck.parts import Part
 @dataclass(frozen=True)
 class HeteroFL(WidthTiers):
     """Narrow clients train the first units of every layer."""
+
+    contract = ContractSettings(as_fedavg={"weighting": "samples", "label_mask": False})
 
     def assign(self, client: Client, now: Round) -> tuple[Spec, Part]:
         spec, held = self.submodel_for(client, now.zoo)

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import torch
 
-from potluck.core import Client, Device, Facts, Fit, Model, Newborn, Reply, Round, Skip, Task, Zoo
+from potluck.core import Client, ContractSettings, Device, Facts, Fit, Model, Newborn, Reply, Round, Skip, Task, Zoo
 from potluck.learn import LocalTraining, fit_metrics
 
 
@@ -23,6 +23,8 @@ class EmptyState:
 @dataclass(frozen=True)
 class LocalOnly(LocalTraining):
     """No communication: each client for itself."""
+
+    contract = ContractSettings(why_not="nothing is shared: there is no model to compare with FedAvg's")
 
     called: ClassVar[str] = "Local"
 

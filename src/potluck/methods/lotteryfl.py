@@ -23,6 +23,7 @@ from potluck.core import (
     EMPTY,
     Arrays,
     ClientWork,
+    ContractSettings,
     Device,
     Edit,
     Expected,
@@ -49,6 +50,10 @@ class LotteryState(AveragedState):
 @dataclass(frozen=True)
 class LotteryFL(PersonalModels):
     """Every client prunes its own network, weight by weight, and rewinds it."""
+
+    contract = ContractSettings(
+        as_fedavg={"threshold": 2.0, "weighting": "samples", "label_mask": False}, within=1e-6, tiers="width"
+    )
 
     keep: float = 0.5
     """Prune until this share of the weights remains, or less."""

@@ -18,7 +18,20 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 from torch.nn import functional
 
-from potluck.core import Batch, Client, Device, Facts, Fit, Loss, Model, Reply, SettingsError, Task, Zoo
+from potluck.core import (
+    Batch,
+    Client,
+    ContractSettings,
+    Device,
+    Facts,
+    Fit,
+    Loss,
+    Model,
+    Reply,
+    SettingsError,
+    Task,
+    Zoo,
+)
 from potluck.learn import Frozen, forward_hooks
 from potluck.methods.fedavg import FedAvg
 
@@ -26,6 +39,8 @@ from potluck.methods.fedavg import FedAvg
 @dataclass(frozen=True)
 class MOON(FedAvg):
     """FedAvg with a contrastive loss between the received model and the client's last one."""
+
+    contract = ContractSettings(as_fedavg={"mu": 0.0})
 
     mu: float = 1.0
     temperature: float = 0.5

@@ -24,6 +24,7 @@ from potluck.core import (
     EMPTY,
     Arrays,
     ClientWork,
+    ContractSettings,
     Device,
     Edit,
     Expected,
@@ -58,6 +59,8 @@ class ScaffoldState(AveragedState):
 @dataclass(frozen=True)
 class SCAFFOLD(FedAvg):
     """FedAvg with control variates against drift."""
+
+    contract = ContractSettings(as_fedavg={"weighting": "samples"}, rounds=1)
 
     weighting: Literal["samples", "uniform"] = "uniform"
     variate: Literal["auto", "travel", "start", "mean"] = "auto"

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from potluck.core import (
     Arrays,
     Client,
+    ContractSettings,
     Device,
     Expected,
     Fit,
@@ -50,6 +51,8 @@ SIMILAR = 3
 @dataclass(frozen=True)
 class TailorFL(SelectedUnits):
     """Narrow clients train the units that matter to their own data."""
+
+    contract = ContractSettings(as_fedavg={"weighting": "samples"})
 
     tuning: int = 0
     """Rounds between two tunings by similar devices; 0: none."""

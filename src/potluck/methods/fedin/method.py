@@ -24,6 +24,7 @@ from potluck.core import (
     EMPTY,
     Arrays,
     Client,
+    ContractSettings,
     Device,
     Expected,
     Facts,
@@ -63,6 +64,8 @@ class FedINState(AveragedState):
 @dataclass(frozen=True)
 class FedIN(FedProx):
     """FedProx whose networks also learn from features that others lent."""
+
+    contract = ContractSettings(as_fedavg={"mu": 0.0, "lend": 0})
 
     share: Literal["whole", "layerwise", "per_arch"] = "layerwise"
     lend: int | None = None

@@ -23,6 +23,7 @@ import torch
 from potluck.core import (
     EMPTY,
     Arrays,
+    ContractSettings,
     Device,
     Fit,
     FitRequest,
@@ -61,6 +62,10 @@ class InclusiveState(AveragedState):
 @dataclass(frozen=True)
 class InclusiveFL(DepthTiers):
     """A network per tier; tiers share their bottom layers, and small ones learn from the top of larger ones."""
+
+    contract = ContractSettings(
+        as_fedavg={"profile": "paper", "server": {"name": "replace"}, "weighting": "samples", "private": "none"}
+    )
 
     weighting: Literal["samples", "uniform"] = "uniform"
     """How much a client counts in its tier, and tiers count among each other; by samples under profile "code"."""
