@@ -1,9 +1,9 @@
-"""What a step of WIRE takes: with torch's own second derivatives, with ours and, on a GPU, recorded.
+"""The time of a step of WIRE: with PyTorch's second derivatives, with ours and, on a GPU, captured as a CUDA graph.
 
     python benchmarks/ahead.py [--hardware cuda] [--batch 50] [--students resnet18,mobilenet_v2,lenet] [--every 1]
 
-A ResNet18 teaches networks of three architectures a batch of pictures of 32 by 32. Ways take turns; the median of three
-turns of four steps each is shown, in milliseconds a step, after a first turn that is not.
+A ResNet18 teaches networks of three architectures a batch of pictures of 32 by 32. The ways take turns. The table has
+the median of three turns of four steps each, in milliseconds a step; a first turn warms up and does not count.
 """
 
 from __future__ import annotations
@@ -11,40 +11,34 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
-import potluck.learn.transfer as module
-from potluck.core import Examples, Model, Spec, stream
-from potluck.learn import Meta, Transfer, Wire
+from potluck.core import Examples, Newborn, Spec, stream
+from potluck.methods.moss.feature_matching import MetaNetworks
+from potluck.methods.moss.wire import TransferLoop, WireSettings
 from potluck.models import ModelZoo, make_spec
 
 SHAPE: dict[str, Any] = {"input": (3, 32, 32), "classes": 10}
 STEPS = 4
+DOUBLE_BACKWARD = "potluck.methods.moss.wire.DoubleBackward"
+"""Without it, second derivatives are PyTorch's own."""
 
 
-@contextmanager
-def torchs_own() -> Iterator[None]:
-    """While this lasts, layers are differentiated twice as torch does it."""
-    ours = module.DoubleBackward
-    module.DoubleBackward = nullcontext  # type: ignore[assignment,misc]
-    try:
-        yield
-    finally:
-        module.DoubleBackward = ours  # type: ignore[misc]
-
-
-def made(student: Spec, teacher: Spec, wire: Wire, hardware: torch.device, recorded: bool) -> Transfer:
+def make_transfer(
+    student: Spec, teacher: Spec, wire: WireSettings, hardware: torch.device, captured: bool
+) -> TransferLoop:
     zoo = ModelZoo(teacher)
-    nets = [zoo.build(Model(spec), stream(0)).to(hardware) for spec in (teacher, student)]
-    bridge = wire.bridge(teacher, student, zoo)
-    found = Transfer(*nets, bridge, Meta.of(Meta.newborn(bridge, stream(1)).rest(), hardware), wire, gather=True)
-    for reel in found.reels:
-        reel.recordings.wanted &= recorded
-    return found
+    nets = [zoo.build(Newborn(spec), stream(0)).to(hardware) for spec in (teacher, student)]
+    matching = wire.matching(teacher, student, zoo)
+    meta = MetaNetworks.from_arrays(MetaNetworks.initial(matching, stream(1)).snapshot(), hardware)
+    transfer = TransferLoop(nets[0], nets[1], matching, meta, wire, update_statistics=True)
+    for step in transfer.captured_steps:
+        step.policy.wanted &= captured
+    return transfer
 
 
 def main() -> None:
@@ -56,19 +50,21 @@ def main() -> None:
     asked = parser.parse_args()
     hardware = torch.device(asked.hardware)
     torch.set_num_threads(1)
-    wire = Wire(lr=1e-3, batch=asked.batch, epochs=STEPS, ahead_every=asked.every)
+    wire = WireSettings(lr=1e-3, batch=asked.batch, epochs=STEPS, ahead_every=asked.every)
     x, y = torch.randn(asked.batch, 3, 32, 32, generator=stream(2)), torch.arange(asked.batch) % 10
     rows = Examples({"x": x.to(hardware), "y": y.to(hardware)})
     teacher = make_spec("resnet18", **SHAPE)
-    ways = ["torch's own", "ours"] + ["ours, recorded"] * (hardware.type == "cuda")
+    ways = ["PyTorch's", "ours"] + ["ours, captured"] * (hardware.type == "cuda")
     print(f"{'student':14}" + "".join(f"{way:>16}" for way in ways) + "   ms a step")
     for name in asked.students.split(","):
-        transfers = {way: made(make_spec(name, **SHAPE), teacher, wire, hardware, way == ways[-1]) for way in ways}
+        transfers = {
+            way: make_transfer(make_spec(name, **SHAPE), teacher, wire, hardware, way == ways[-1]) for way in ways
+        }
         spent: dict[str, list[float]] = {way: [] for way in ways}
         for _ in range(4):
             for way, transfer in transfers.items():
                 start = time.perf_counter()
-                with torchs_own() if way == ways[0] else nullcontext():
+                with patch(DOUBLE_BACKWARD, nullcontext) if way == ways[0] else nullcontext():
                     transfer.run(rows, wire.lr, stream(3))
                 spent[way].append(1000 * (time.perf_counter() - start) / STEPS)
         medians = [statistics.median(times[1:]) for times in spent.values()]

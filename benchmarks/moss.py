@@ -1,10 +1,10 @@
-"""What Moss asks of the server in a round, as devices and as architectures are added.
+"""The server's work in a round of Moss, for more and more devices and for more and more architectures.
 
     python benchmarks/moss.py [--rounds 3]
 
 Digits, 10 rows a device, all devices in every round, 100 public rows, one epoch a transfer, the serial engine.
-Transfers and the averaging of proxies count as the server's work, in CPU seconds and in modelled FLOPs; all else in a
-round (devices, averaging what they send, keeping the ledger) is beside it. Federations take turns, round by round.
+Transfers and the average of proxies count as the server's work, in CPU seconds and in modelled FLOPs. Everything else
+in a round (devices, averages within tiers, the ledger) is counted apart. Federations take turns, round by round.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -36,54 +37,51 @@ TYPES: dict[str, Any] = {
     "narrow cnn": {"model": {"name": "cnn", "width": 16}},
 }
 CASES = ((30, 3), (100, 3), (300, 3), (60, 2), (60, 3), (60, 4))
-"""Devices, and architectures: the first so many."""
+"""Number of devices, and of architectures (the first ones of TYPES)."""
 
 
 @dataclass
-class Case:
-    """A federation, and what its rounds took."""
+class Federation:
+    """A federation, and the CPU seconds of its rounds."""
 
     devices: int
     types: int
     loop: Loop
     server: list[float] = field(default_factory=list)
-    beside: list[float] = field(default_factory=list)
+    others: list[float] = field(default_factory=list)
 
     def round(self) -> None:
         start = time.process_time()
-        with clocked() as spent:
+        with time_server() as spent:
             self.loop._round()
         self.server.append(sum(spent))
-        self.beside.append(time.process_time() - start - sum(spent))
+        self.others.append(time.process_time() - start - sum(spent))
 
     @property
     def flops(self) -> float:
-        """Modelled work of the server's in a round."""
+        """The server's modelled FLOPs in a round."""
         return self.loop.progress.totals["server_flops"] / len(self.server)
 
 
 @contextmanager
-def clocked() -> Iterator[list[float]]:
-    """CPU seconds of everything that Moss's server does after devices have been averaged."""
+def time_server() -> Iterator[list[float]]:
+    """CPU seconds of what Moss's server does after the averages within tiers, one number for each round."""
     spent: list[float] = []
-    plain = Moss.through_proxies
+    original = Moss.transfer_through_proxies
 
-    def timed(self: Moss, *given: Any) -> Any:
+    def timed(self: Moss, *args: Any) -> Any:
         start = time.process_time()
         try:
-            return plain(self, *given)
+            return original(self, *args)
         finally:
             spent.append(time.process_time() - start)
 
-    Moss.through_proxies = timed  # type: ignore[method-assign]
-    try:
+    with patch.object(Moss, "transfer_through_proxies", timed):
         yield spent
-    finally:
-        Moss.through_proxies = plain  # type: ignore[method-assign]
 
 
-def federation(devices: int, types: int, folder: Path) -> Case:
-    """A run of these devices, at round 0."""
+def make_federation(devices: int, types: int, folder: Path) -> Federation:
+    """A run of these devices, before its first round."""
     settings = {
         "rounds": 10**6,
         "cohort": devices,
@@ -97,7 +95,7 @@ def federation(devices: int, types: int, folder: Path) -> Case:
     }
     setup = assemble(experiment(settings))
     run = RunFolder.create(folder, "", {}, "benchmark")
-    return Case(devices, types, Loop(setup, Serial(setup.context), run, Silent(), Interrupts()))
+    return Federation(devices, types, Loop(setup, Serial(setup.context), run, Silent(), Interrupts()))
 
 
 def main() -> None:
@@ -106,14 +104,14 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        cases = [federation(*case, Path(folder) / str(at)) for at, case in enumerate(CASES)]
+        cases = [make_federation(*case, Path(folder) / str(at)) for at, case in enumerate(CASES)]
         for _ in range(rounds + 1):  # the first warms up
             for case in cases:
                 case.round()
         print("devices  architectures  server, s  modelled, GFLOP  all else, s")
         for case in cases:
-            server, beside = (statistics.median(each[1:]) for each in (case.server, case.beside))
-            print(f"{case.devices:7}  {case.types:13}  {server:9.2f}  {case.flops / 1e9:15.1f}  {beside:11.2f}")
+            server, others = (statistics.median(each[1:]) for each in (case.server, case.others))
+            print(f"{case.devices:7}  {case.types:13}  {server:9.2f}  {case.flops / 1e9:15.1f}  {others:11.2f}")
     print(f"median of {rounds} interleaved rounds, CPU seconds on one core")
 
 

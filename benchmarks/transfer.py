@@ -1,13 +1,13 @@
-"""Does WIRE move knowledge? Single transfers from a well-taught network to newborn ones, on a few labelled rows.
+"""Does WIRE transfer knowledge? Single transfers from a trained teacher to new students, on a few labelled rows.
 
     python benchmarks/transfer.py [--student lenet] [--rows 100] [--epochs 60] [--rates 0.03,0.1,0.3] [--seeds 0,1,2]
     python benchmarks/transfer.py --data cifar10 --path data --teacher resnet18 --student mobilenet_v2 --hardware cuda
 
-A teacher learns many rows; a student is born and learns a few others by their labels alone, by labels and features that
-all count alike, and by WIRE, its small networks trained on two levels or jointly. Every way tries every rate; the rate
-is chosen by rows of their own. Teachers, births, rows and orders are the same for all, so that each seed tells what a
-way gains over labels alone. Prints a table with that gain and how much pairs of layers matter by the end (Loc, mean
-over pairs).
+A teacher trains on many rows. A new student then trains on a few other rows: by their labels alone, by labels and
+features of equal weight, and by WIRE with bilevel or with joint training of its meta-networks. Each way tries every
+learning rate; validation rows choose the rate. Teacher, initial student, rows and their order are the same for all
+ways, so that each seed shows what a way gains over labels alone. The table has this gain and, at the end of training,
+Loc (how much pairs of layers count, mean over pairs).
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from potluck.core import Examples, Local, Model, Spec, stream
+from potluck.core import Examples, Local, Newborn, Spec, stream
 from potluck.data import Data, load
-from potluck.learn import CrossEntropy, Meta, Transfer, Wire, fit, predict_logits
+from potluck.learn import CrossEntropy, FitJob, predict_logits, run_fit, trainable_weights
+from potluck.methods.moss.feature_matching import MetaNetworks
+from potluck.methods.moss.wire import TransferLoop, WireSettings
 from potluck.models import ModelZoo, make_spec
 
 WAYS: Mapping[str, Mapping[str, Any]] = {
@@ -37,56 +39,59 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A teacher that has learned, and rows to teach, to choose a rate by, and to test on."""
+    """A trained teacher, and the rows of students: public, validation and test rows."""
 
     teacher: tuple[Spec, nn.Module]
     shape: Mapping[str, Any]
-    """What networks take and tell apart."""
+    """Shape of an input, and number of classes."""
     public: Examples
-    choosing: Examples
+    validation: Examples
     testing: Examples
     hardware: torch.device
 
 
 @dataclass(frozen=True)
 class Result:
-    """A student's accuracy in %, and how much pairs of layers came to matter."""
+    """A student's accuracy in % on validation and test rows, and mean Loc."""
 
-    chosen_by: float
+    validation: float
     test: float
     loc: float
 
 
-def case(asked: argparse.Namespace, seed: int) -> Case:
-    """A seed's rows, and its teacher after learning."""
+def make_case(asked: argparse.Namespace, seed: int) -> Case:
+    """A seed's rows, and its trained teacher."""
     hardware = torch.device(asked.hardware)
     source = load(Data(name=asked.data, path=asked.path))
     rows = torch.randperm(len(source.train), generator=stream(seed, "rows"))
     ends = [asked.taught, asked.taught + asked.rows, asked.taught + asked.rows + asked.choosing]
     moved = {name: column.to(hardware) for name, column in source.train.columns.items()}
     whole = Examples(moved, None, source.train.prepare)
-    taught, public, choosing, rest = (whole.pick(part) for part in rows.tensor_split(ends))
+    training, public, validation, rest = (whole.pick(part) for part in rows.tensor_split(ends))
     testing = rest
     if source.test is not None:
         testing = Examples({n: c.to(hardware) for n, c in source.test.columns.items()}, None, source.test.prepare)
     shape: dict[str, Any] = {"input": source.shape, "classes": source.classes}
     spec = make_spec(asked.teacher, **shape)
-    net = ModelZoo(spec).build(Model(spec), stream(seed, "teacher")).to(hardware)
-    how = Local(lr=asked.teacher_lr, momentum=0.9, epochs=asked.teacher_epochs, batch=50)
-    fit(net, taught, how, how.lr, CrossEntropy(), rng=stream(seed, "teaching"))
-    return Case((spec, net), shape, public, choosing, testing, hardware)
+    net = ModelZoo(spec).build(Newborn(spec), stream(seed, "teacher")).to(hardware)
+    local = Local(lr=asked.teacher_lr, momentum=0.9, epochs=asked.teacher_epochs, batch=50)
+    run_fit(
+        FitJob(net, training, local, local.lr, CrossEntropy(), (), stream(seed, "teaching"), trainable_weights(net))
+    )
+    return Case((spec, net), shape, public, validation, testing, hardware)
 
 
-def taught(found: Case, student: str, wire: Wire, seed: int) -> Result:
-    """A newborn student after one transfer."""
-    spec, teacher = found.teacher
-    own, zoo = make_spec(student, **found.shape), ModelZoo(spec)
-    net = zoo.build(Model(own), stream(seed, "student")).to(found.hardware)
-    bridge = wire.bridge(spec, own, zoo)
-    meta = Meta.of(Meta.newborn(bridge, stream(seed, "wire")).rest(), found.hardware)
-    done = Transfer(teacher, net, bridge, meta, wire, gather=True).run(found.public, wire.lr, stream(seed, "order"))
-    loc = float(torch.tensor(done.loc).mean()) if done.loc else float("nan")
-    return Result(accuracy(net, found.choosing), accuracy(net, found.testing), loc)
+def run_transfer(case: Case, student: str, wire: WireSettings, seed: int) -> Result:
+    """One transfer to a new student."""
+    spec, teacher = case.teacher
+    own, zoo = make_spec(student, **case.shape), ModelZoo(spec)
+    net = zoo.build(Newborn(own), stream(seed, "student")).to(case.hardware)
+    matching = wire.matching(spec, own, zoo)
+    meta = MetaNetworks.from_arrays(MetaNetworks.initial(matching, stream(seed, "wire")).snapshot(), case.hardware)
+    loop = TransferLoop(teacher, net, matching, meta, wire, update_statistics=True)
+    result = loop.run(case.public, wire.lr, stream(seed, "order"))
+    loc = float(torch.tensor(result.loc).mean()) if result.loc else float("nan")
+    return Result(accuracy(net, case.validation), accuracy(net, case.testing), loc)
 
 
 def accuracy(net: nn.Module, examples: Examples) -> float:
@@ -94,15 +99,15 @@ def accuracy(net: nn.Module, examples: Examples) -> float:
     return 100 * float((predict_logits(net, examples).argmax(1) == examples.column("y")).float().mean())
 
 
-def told(results: list[Result]) -> str:
-    """Mean and deviation of the test accuracy, what the rate is chosen by, and Loc."""
+def summary(results: list[Result]) -> str:
+    """Mean and deviation of the test accuracy, validation accuracy, and Loc."""
     spread = statistics.stdev(each.test for each in results) if len(results) > 1 else 0.0
-    test, by, loc = (statistics.mean(getattr(one, key) for one in results) for key in ("test", "chosen_by", "loc"))
-    return f"{test:5.1f} ± {spread:4.1f} (chosen by {by:4.1f}) Loc {loc:4.2f}"
+    test, by, loc = (statistics.mean(getattr(one, key) for one in results) for key in ("test", "validation", "loc"))
+    return f"{test:5.1f} ± {spread:4.1f} (validation {by:4.1f}) Loc {loc:4.2f}"
 
 
-def gained(results: list[Result], labels: list[Result]) -> str:
-    """What a way gains over labels alone, seed by seed."""
+def gain_over(results: list[Result], labels: list[Result]) -> str:
+    """The gain of a way over labels alone, seed by seed."""
     each = [ours.test - theirs.test for ours, theirs in zip(results, labels, strict=True)]
     spread = statistics.stdev(each) if len(each) > 1 else 0.0
     return (
@@ -133,7 +138,7 @@ def main() -> None:
     rates, seeds = [float(rate) for rate in asked.rates.split(",")], [int(seed) for seed in asked.seeds.split(",")]
     warnings.simplefilter("ignore", UserWarning)  # joint training is known to switch itself off
     torch.set_num_threads(1)
-    cases = {seed: case(asked, seed) for seed in seeds}
+    cases = {seed: make_case(asked, seed) for seed in seeds}
     learned = [accuracy(each.teacher[1], each.testing) for each in cases.values()]
     print(f"{asked.teacher}, {min(learned):.1f} to {max(learned):.1f} %, teaches {asked.student} {asked.rows} rows")
     alone: list[Result] | None = None
@@ -141,12 +146,12 @@ def main() -> None:
         found: dict[float, list[Result]] = {}
         for rate in rates:
             more = {key: getattr(asked, key) for key in ("epochs", "batch", "meta_lr", "beta", "ahead_every")}
-            wire = Wire(lr=rate, **more, **WAYS[name])
-            found[rate] = [taught(each, asked.student, wire, seed) for seed, each in cases.items()]
-            print(f"{name:9} lr {rate:<5g} {told(found[rate])}", flush=True)
-        best = max(found, key=lambda rate: statistics.mean(each.chosen_by for each in found[rate]))
-        gain = "" if alone is None else f"; {gained(found[best], alone)}"
-        print(f"{name:9} at {best:<5g} {told(found[best])}  <- chosen{gain}", flush=True)
+            wire = WireSettings(lr=rate, **more, **WAYS[name])
+            found[rate] = [run_transfer(each, asked.student, wire, seed) for seed, each in cases.items()]
+            print(f"{name:9} lr {rate:<5g} {summary(found[rate])}", flush=True)
+        best = max(found, key=lambda rate: statistics.mean(each.validation for each in found[rate]))
+        gain = "" if alone is None else f"; {gain_over(found[best], alone)}"
+        print(f"{name:9} at {best:<5g} {summary(found[best])}  <- chosen{gain}", flush=True)
         alone = found[best] if name == "labels" else alone
 
 

@@ -1,9 +1,11 @@
 """Federations for methods whose clients keep masks: small networks, rows that teach something, rounds played."""
 
-import torch
-from made_round import Play, data
+from dataclasses import dataclass
 
-from potluck.core import Local, Tier, stream
+import torch
+from made_round import Play, learning
+
+from potluck.core import Local, Tier
 from potluck.models import ModelZoo, make_spec, tier_spec
 
 TRAINING = Local(lr=0.2, epochs=3, batch=4)
@@ -23,14 +25,6 @@ def zoo(hidden=4, depth=1, family="mlp", **widths):
     return ModelZoo(full, tiers or [Tier("all", 1.0, None, None, full)])
 
 
-def learning(count, seed):
-    """Rows that teach something: the label says which of the two inputs is larger."""
-    x = torch.randn(count, 2, generator=stream(seed, "rows"))
-    rows = data(count)
-    rows.columns.update(x=x, y=(x[:, 0] > x[:, 1]).long())
-    return rows
-
-
 def people(count, tier="all"):
     return {f"c{n}": (tier, learning(24 + 4 * n, n)) for n in range(count)}
 
@@ -48,3 +42,10 @@ def played(method, rounds, networks=None, clients=None):
 
 def memory(play, client):
     return play.memories[client][1]
+
+
+@dataclass
+class Remembering:
+    """As much of a device as a client's own model is made of."""
+
+    memory: dict

@@ -1,4 +1,4 @@
-"""Rounds small enough for paper and pencil: real engines and networks, clients that say what they are told to."""
+"""Rounds small enough for paper and pencil: real engines and networks, clients that send what they are told to."""
 
 from dataclasses import dataclass, replace
 
@@ -43,7 +43,20 @@ def data(samples, values=(0.0, 0.0)):
     return Examples({"x": torch.tensor([values] * samples).reshape(samples, 2), "y": torch.arange(samples) % 2})
 
 
-def telling(method):
+def learning(count=12, seed=0):
+    """Rows that teach something: the label says which of the two inputs is larger."""
+    x = torch.randn(count, 2, generator=stream(seed, "rows"))
+    rows = data(count)
+    rows.columns.update(x=x, y=(x[:, 0] > x[:, 1]).long())
+    return rows
+
+
+def people(*tiers, count=12, more=3):
+    """A client of each of these tiers, each with so many more rows than the one before."""
+    return {f"c{n}": (tier, learning(count + more * n, n)) for n, tier in enumerate(tiers)}
+
+
+def echoing(method):
     """This method with clients that do not train: every tensor they send holds the values of their data.
 
     A tensor of two entries (the head's bias) holds both values, any other only the first.
@@ -51,19 +64,19 @@ def telling(method):
     kind = type(method)
 
     @dataclass(frozen=True)
-    class Telling(kind):
+    class Echoing(kind):
         @on_client
         def train(self, task, device):
-            said = device.data.column("x")[0]
+            values = device.data.column("x")[0]
             sent = task.models["model"]
-            arrays = {name: filled(tensor, said) for name, tensor in sent.arrays.items()}
+            arrays = {name: filled(tensor, values) for name, tensor in sent.arrays.items()}
             return Reply({"model": Model(sent.spec, arrays)}, weight=float(len(device.data)))
 
-    return Telling(**vars(method))
+    return Echoing(**vars(method))
 
 
-def filled(tensor, said):
-    value = said if tensor.shape == (2,) else said[0]
+def filled(tensor, values):
+    value = values if tensor.shape == (2,) else values[0]
     return value.to(tensor.dtype).expand(tensor.shape).clone()
 
 

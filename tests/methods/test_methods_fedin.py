@@ -1,4 +1,4 @@
-"""FedIN: the conformance numbers of METHODS.md that need a round, and what the paper leaves open."""
+"""FedIN in rounds: small numbers by hand, and what the paper leaves open."""
 
 import json
 import math
@@ -6,27 +6,16 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from made_round import Play, data, zoo
+from made_round import Play, data, people, zoo
 
-from potluck.core import Local, Model, Round, SettingsError, Task, digest, stream
-from potluck.learn import Joint, Project, ProximalTerm, Sum
+from potluck.core import Client, Local, Round, SettingsError, Task, Tier, digest, stream
+from potluck.learn import JointLoss, ProximalTerm
 from potluck.methods import FedIN, FedProx
+from potluck.methods.fedin.gradients import ProjectGradients, SumGradients
 from potluck.models import ModelZoo, make_spec, tier_spec
 from potluck.run import experiment, resume, run
 
 LOCAL = Local(lr=0.1, epochs=2, batch=8)
-
-
-def learning(count=12, seed=0):
-    """Rows that teach something: the label says which of the two inputs is larger."""
-    x = torch.randn(count, 2, generator=stream(seed, "rows"))
-    rows = data(count)
-    rows.columns.update(x=x, y=(x[:, 0] > x[:, 1]).long())
-    return rows
-
-
-def people(*tiers, count=12):
-    return {f"c{n}": (tier, learning(count + 3 * n, n)) for n, tier in enumerate(tiers)}
 
 
 def play(method, norm="none"):
@@ -43,8 +32,8 @@ def rounds(made, count, state=None):
 @pytest.mark.parametrize("norm", ["none", "running"])
 @pytest.mark.parametrize("share", ["whole", "layerwise", "per_arch"])
 @pytest.mark.parametrize("combine", ["sum", "project", "steps"])
-def test_fi6_with_an_empty_bank_a_round_is_fedproxs_bit_for_bit(share, combine, norm):
-    """METHODS FI-6; from the second round on it is something else."""
+def test_with_an_empty_feature_bank_a_round_is_fedproxs_bit_for_bit(share, combine, norm):
+    """From the second round on it is something else."""
     ours = play(FedIN(LOCAL, share=share, mu=0.3, combine=combine, outside=0.25), norm)
     theirs = play(FedProx(LOCAL, share=share, mu=0.3), norm)
     one, other = rounds(ours, 1), rounds(theirs, 1)
@@ -52,46 +41,46 @@ def test_fi6_with_an_empty_bank_a_round_is_fedproxs_bit_for_bit(share, combine, 
     assert digest(ours.round(one, 1).model.arrays) != digest(theirs.round(other, 1).model.arrays)
 
 
-def test_without_lending_it_is_fedprox_for_ever():
+def test_without_lent_features_it_is_fedprox_in_every_round():
     ours, theirs = play(FedIN(LOCAL, lend=0)), play(FedProx(LOCAL, share="layerwise"))
     one, other = rounds(ours, 3), rounds(theirs, 3)
     assert digest(one.model.arrays) == digest(other.model.arrays)
     assert one.bank == {}
 
 
-def test_fi3_the_pull_is_fedproxs_with_mu_a_tenth():
-    """METHODS FI-3: w - received = [1, 2]: penalty .25, gradient [.1, .2]."""
+def test_the_proximal_term_is_fedproxs_with_mu_a_tenth():
+    """w - received = [1, 2]: penalty .25, gradient [.1, .2]."""
     made = play(FedIN(LOCAL))
     state = made.init()
-    (pull,) = made.method.edits(Task("train", "c0", models={"model": state.model}), None)
-    assert isinstance(pull, ProximalTerm)
+    (proximal,) = made.method.edits(Task("train", "c0", models={"model": state.model}), None)
+    assert isinstance(proximal, ProximalTerm)
     moved = {"head.bias": state.model.arrays["head.bias"] + torch.tensor([1.0, 2.0])}
-    found = pull({"head.bias": torch.zeros(2)}, moved)["head.bias"]
+    found = proximal({"head.bias": torch.zeros(2)}, moved)["head.bias"]
     assert found.tolist() == pytest.approx([0.1, 0.2], abs=1e-6)
     assert FedIN().mu / 2 * 5 == 0.25
 
 
 @dataclass(frozen=True)
-class Saying(FedIN):
+class EndingAt(FedIN):
     """Clients whose every weight ends at a value of their own."""
 
-    def report(self, task, device, net, fit):
+    def report(self, task, device, fit):
         with torch.no_grad():
-            for weight in net.parameters():
+            for weight in fit.net.parameters():
                 weight.fill_({"A": 2.0, "B": 6.0, "C": 9.0}[task.to])
-        return super().report(task, device, net, fit)
+        return super().report(task, device, fit)
 
 
-def test_fi5_layers_are_averaged_over_their_owners_by_samples():
-    """METHODS FI-5: a tensor of A (n = 10, value 2) and B (n = 30, value 6), not of C, is 5."""
-    made = Play(Saying(), zoo(1, 2), {"A": ("d2", data(10)), "B": ("d2", data(30)), "C": ("d1", data(50))})
+def test_layers_are_averaged_over_their_owners_by_samples():
+    """A tensor of A (n = 10, value 2) and B (n = 30, value 6), not of C, is 5."""
+    made = Play(EndingAt(), zoo(1, 2), {"A": ("d2", data(10)), "B": ("d2", data(30)), "C": ("d1", data(50))})
     new = made.round(made.init())
     assert new.model.arrays["body.1.linear.weight"].item() == 5
     assert "body.1.linear.weight" not in made.served(new, "C").arrays
     assert new.model.arrays["body.0.linear.weight"].item() == pytest.approx((20 + 180 + 450) / 90)
 
 
-# The bank
+# The feature bank
 
 
 def test_the_server_keeps_the_newest_batch_of_each_client():
@@ -104,7 +93,7 @@ def test_the_server_keeps_the_newest_batch_of_each_client():
     assert list(state.bank) == ["0 c0", "0 c1", "0 c2"]
 
 
-def test_what_is_lent_are_the_features_of_the_trained_network():
+def test_lent_features_are_those_of_the_trained_network():
     made = play(FedIN(LOCAL))
     state = made.round(made.init(), only={"c2"})
     net = made.zoo.build(made.served(state, "c2"))
@@ -133,21 +122,27 @@ def test_all_clients_of_a_round_get_the_same_lent_samples_unless_their_own_are_l
         assert not any(bool((arrays["in"] == one).all(1).any()) for one in own if float(one) != 0.0)
 
 
-class Tap(Exception):
-    """Enough was seen."""
+class SeenEnough(Exception):
+    """The tasks of a round were seen, and it need not go on."""
+
+
+def tasks_of(method, state, clients, networks):
+    """What each client is asked in a round."""
+    found = {}
+
+    def fold(tasks, mean, held, weigh):
+        found.update({task.to: task for task in tasks})
+        raise SeenEnough
+
+    with pytest.raises(SeenEnough):
+        method.round(state, Round(1, clients, len(clients), networks, 0, None, fold, None))
+    return found
 
 
 def lent_in(made, state):
     """What each client is sent beside its model."""
-    found = {}
-
-    def fold(tasks, mean, held, weigh):
-        found.update({task.to: task.arrays for task in tasks})
-        raise Tap
-
-    with pytest.raises(Tap):
-        made.method.round(state, Round(1, made.everyone, 3, made.zoo, 0, None, fold, None))
-    return found
+    tasks = tasks_of(made.method, state, made.everyone, made.zoo)
+    return {client: task.arrays for client, task in tasks.items()}
 
 
 def test_a_client_alone_with_its_own_features_trains_without_them():
@@ -159,7 +154,7 @@ def test_a_client_alone_with_its_own_features_trains_without_them():
     assert digest(one.model.arrays) == digest(other.model.arrays)
 
 
-def test_the_bank_survives_a_stop(tmp_path):
+def test_the_feature_bank_survives_a_stop(tmp_path):
     plain = {
         "rounds": 2, "cohort": 2, "data": {"clients": 6}, "model": {"name": "mlp", "hidden": 4},
         "method": {"name": "fedin"}, "local": {"epochs": 1, "batch": 8}, "score": {"every": 4, "clients": 0},
@@ -177,7 +172,7 @@ def test_the_bank_survives_a_stop(tmp_path):
 
 @pytest.mark.parametrize("norm", ["none", "running"])
 @pytest.mark.parametrize("combine", ["sum", "project", "project_all", "steps"])
-def test_lent_features_bring_a_body_nearer_to_those_that_lent_them(combine, norm):
+def test_lent_features_bring_a_body_nearer_to_the_bodies_that_lent_them(combine, norm):
     """With nothing of its own to learn, a client learns what was lent."""
     made = play(FedIN(Local(lr=0.1, steps=30, batch=8), mu=0.0, combine=combine, keep=0.0, share="per_arch"), norm)
     state = made.round(made.init())
@@ -191,22 +186,22 @@ def test_lent_features_bring_a_body_nearer_to_those_that_lent_them(combine, norm
     assert distance(made.round(state, 1, only={"c0"})) < distance(state)
 
 
-def test_the_settings_choose_how_gradients_meet():
-    assert FedIN().blend() == Sum(0.5, 0.5)
-    assert FedIN(keep=0.1, outside=1.0).blend() == Sum(0.1, 1.0)
-    assert FedIN(combine="project").blend() == Project(False, 0.5)
-    assert FedIN(combine="project_all", outside=1.0).blend() == Project(True, 1.0)
+def test_the_settings_choose_how_gradients_are_combined():
+    assert FedIN().blend() == SumGradients(0.5, 0.5)
+    assert FedIN(keep=0.1, outside=1.0).blend() == SumGradients(0.1, 1.0)
+    assert FedIN(combine="project").blend() == ProjectGradients(False, 0.5)
+    assert FedIN(combine="project_all", outside=1.0).blend() == ProjectGradients(True, 1.0)
     assert FedIN(combine="steps").blend() is None
 
 
-def test_without_anything_lent_the_loss_is_the_problems_own():
-    class Dispatcher:
+def test_without_lent_features_the_loss_is_the_problems_own():
+    class Device:
         problem = type("Problem", (), {"loss": "its own"})()
 
-    assert FedIN().loss(Task("train", "c0"), Dispatcher()) == "its own"
+    assert FedIN().loss(Task("train", "c0"), Device()) == "its own"
     lent = {"in": torch.zeros(1), "out": torch.zeros(1)}
-    found = FedIN(gather=True).loss(Task("train", "c0", arrays=lent), Dispatcher())
-    assert isinstance(found, Joint)
+    found = FedIN(gather=True).loss(Task("train", "c0", arrays=lent), Device())
+    assert isinstance(found, JointLoss)
     assert (found.main, found.reach, found.aside.gather) == ("its own", "body.", True)
 
 
@@ -230,11 +225,13 @@ RESNETS = [tier_spec(RESNET26, None, depth) for depth in DEPTHS]
 
 
 def test_an_upload_is_the_model_and_one_batch_of_features():
-    """TABLES D.4: 12.35 M values against 12.28 M, on ResNet-10/14/18/22/26 at batch 16; .29 MB of features."""
-    made, method = ModelZoo(RESNET26), FedIN(Local(batch=16))
+    """The paper: 12.35 M values against 12.28 M, on ResNet-10/14/18/22/26 at batch 16; .29 MB of features."""
+    made = ModelZoo(RESNET26, [Tier(f"resnet{n}", spec=spec) for n, spec in enumerate(RESNETS)])
+    clients, method = [Client(tier.name, tier) for tier in made.tiers], FedIN(Local(batch=16))
+    tasks = tasks_of(method, method.init(made, stream(0, "init")), clients, made)
     trained, lent = [], []
-    for spec in RESNETS:
-        expected = method.expects(Task("train", "c", models={"model": Model(spec)}), made)
+    for spec, task in zip(RESNETS, tasks.values(), strict=True):
+        expected = task.expects
         sizes = {name: math.prod(shape) for name, (shape, _) in expected.models["model"].items()}
         trained.append(sum(size for name, size in sizes.items() if name not in made.buffers(spec)))
         lent.append(sum(math.prod(shape) for shape, _ in expected.arrays.values()))
@@ -245,7 +242,7 @@ def test_an_upload_is_the_model_and_one_batch_of_features():
 
 
 def test_blocks_are_owned_as_the_paper_has_it():
-    """METHODS 13.6: s.0 by all five; 3.1, 4.1 by four; 1.1, 2.1 by three; 3.2, 4.2 by two; the rest by one."""
+    """s.0 by all five; 3.1, 4.1 by four; 1.1, 2.1 by three; 3.2, 4.2 by two; the rest by one."""
     names = [ModelZoo(RESNET26).shapes(spec) for spec in RESNETS]
     owners = {
         block: sum(f"body.{block}.first.conv.weight" in tensors for tensors in names)

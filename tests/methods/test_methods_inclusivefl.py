@@ -1,24 +1,24 @@
-"""InclusiveFL, with the conformance numbers of METHODS.md through whole rounds."""
+"""InclusiveFL in whole rounds: tiers of one to twelve layers, by hand."""
 
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from made_round import Play, data, zoo
+from made_round import Play, data, learning, people, zoo
 
-from potluck.core import SERVER, Client, Local, Model, Reply, SettingsError, Tier, digest, on_client, stream
+from potluck.core import SERVER, Client, Local, Model, Reply, SettingsError, Tier, digest, on_client
 from potluck.methods import FedAdam, FedAdamW, InclusiveFL
-from potluck.methods.frames.ladder import ladder
+from potluck.methods.inclusivefl.depth_tiers import depth_tiers
 from potluck.models import ModelZoo, make_spec, tier_spec
 from potluck.parts import Adam, AdamW, Replace
 
-SAID = {}
+SENT = {}
 """What each client adds to, or puts in the place of, what it was sent: a number for the stem, each block, the head."""
 
 
 @dataclass(frozen=True)
-class Saying(InclusiveFL):
-    """Clients that do not train but say what they are told to: new values or, if they are `steps`, by how much more."""
+class Replying(InclusiveFL):
+    """Clients that do not train but send what they are told to: new values or, if they are `steps`, how much more."""
 
     steps: bool = False
 
@@ -26,32 +26,32 @@ class Saying(InclusiveFL):
     def train(self, task, device):
         sent = task.models["model"]
         arrays = {
-            name: torch.full_like(tensor, spoken(device, sent.spec, name)) + (tensor if self.steps else 0)
+            name: torch.full_like(tensor, reply_value(device, sent.spec, name)) + (tensor if self.steps else 0)
             for name, tensor in sent.arrays.items()
         }
         return Reply({"model": Model(sent.spec, arrays)}, weight=float(len(device.data)))
 
 
-def spoken(device, spec, name):
+def reply_value(device, spec, name):
     block = device.zoo.block(spec, name)
-    stem, layers, head = SAID[device.client]
+    stem, layers, head = SENT[device.client]
     return head if name.startswith("head.") else stem if block is None else layers[block]
 
 
-def saying(zoo, *, counts=None, steps=False, **settings):
-    """A round in which a client of each tier (or so many) says the tier's values."""
+def replying(zoo, *, counts=None, steps=False, **settings):
+    """A federation in which a client of each tier (or so many) sends the tier's values."""
     tiers = [tier.name for tier in zoo.tiers]
     counts = counts or [1] * len(tiers)
     clients = {f"{tier}{n}": (tier, data(1)) for tier, count in zip(tiers, counts, strict=True) for n in range(count)}
-    return Play(Saying(steps=steps, **{"server": Replace(), **settings}), zoo, clients)
+    return Play(Replying(steps=steps, **{"server": Replace(), **settings}), zoo, clients)
 
 
-def say(play, *, layers, stem=(0, 0, 0), head=(0, 0, 0)):
-    SAID.clear()
+def reply_with(play, *, layers, stem=(0, 0, 0), head=(0, 0, 0)):
+    SENT.clear()
     tiers = [tier.name for tier in play.zoo.tiers]
     for client in play.everyone:
         at = tiers.index(client.tier.name)
-        SAID[client.id] = (float(stem[at]), [float(value) for value in layers[at]], float(head[at]))
+        SENT[client.id] = (float(stem[at]), [float(value) for value in layers[at]], float(head[at]))
 
 
 def served(play, state):
@@ -73,23 +73,12 @@ def zeroed(state):
     return replace(state, model=replace(state.model, arrays=arrays))
 
 
-def learning(count=12, seed=0):
-    x = torch.randn(count, 2, generator=stream(seed, "rows"))
-    rows = data(count)
-    rows.columns.update(x=x, y=(x[:, 0] > x[:, 1]).long())
-    return rows
-
-
-def people(*tiers, count=12):
-    return {f"c{n}": (tier, learning(count + 3 * n, n)) for n, tier in enumerate(tiers)}
-
-
 def moved(state):
     return state.model.arrays
 
 
 AFTER = ([1, 5], [2, 4, 6], [3, 6, 9, 12])
-"""The tiers' layers after their optimisers' steps in IF-1 to IF-3."""
+"""The tiers' layers after their optimisers' steps."""
 
 
 @pytest.mark.parametrize(
@@ -99,111 +88,111 @@ AFTER = ([1, 5], [2, 4, 6], [3, 6, 9, 12])
         ((1, 0, 2), [[2.33333, 5], [2.33333, 6, 0], [2.33333, 6, 9, 12]]),
         ((1, 1, 0), [[1.5, 5], [1.5, 4, 6], [1.5, 4, 0, 0]]),
     ],
-    ids=["if1", "if2", "if3"],
+    ids=["all tiers", "without the medium tier", "without the large tier"],
 )
-def test_if1_to_if3_layers_meet_except_each_tier_s_last(counts, expected):
+def test_layers_are_averaged_over_tiers_except_each_tier_s_last(counts, expected):
     """An absent tier still receives what is shared; what is its own stays as it was, zero here."""
-    play = saying(zoo(2, 3, 4), counts=counts, borrow=0.0)
-    say(play, layers=AFTER)
+    play = replying(zoo(2, 3, 4), counts=counts, borrow=0.0)
+    reply_with(play, layers=AFTER)
     state = play.round(zeroed(play.init()))
     assert layers(play, state) == expected
     assert layers(play, state, "bias") == expected
 
 
-def test_if2_and_if3_absent_tiers_keep_what_they_had():
-    play = saying(zoo(2, 3, 4), borrow=0.0, share_layers=False)
-    say(play, layers=AFTER)
+def test_absent_tiers_keep_what_they_had():
+    play = replying(zoo(2, 3, 4), borrow=0.0, share_layers=False)
+    reply_with(play, layers=AFTER)
     before = play.round(play.init())
     assert layers(play, before) == [list(map(float, values)) for values in AFTER]
-    meeting = replace(play.method, share_layers=True)
+    shared = replace(play.method, share_layers=True)
     for counts, expected in (
         ((1, 0, 2), [[2.33333, 5], [2.33333, 6, 6], [2.33333, 6, 9, 12]]),
         ((1, 1, 0), [[1.5, 5], [1.5, 4, 6], [1.5, 4, 9, 12]]),
     ):
-        again = saying(play.zoo, counts=counts, borrow=0.0)
-        say(again, layers=AFTER)
-        assert again.method == meeting
+        again = replying(play.zoo, counts=counts, borrow=0.0)
+        reply_with(again, layers=AFTER)
+        assert again.method == shared
         assert layers(again, again.round(before, 1)) == expected
 
 
 def test_a_layer_whose_owners_are_all_absent_stays_what_it_was_to_each():
-    apart = saying(zoo(2, 3, 4), borrow=0.0, share_layers=False)
-    say(apart, layers=AFTER)
+    apart = replying(zoo(2, 3, 4), borrow=0.0, share_layers=False)
+    reply_with(apart, layers=AFTER)
     before = apart.round(apart.init())
-    play = saying(apart.zoo, counts=(1, 0, 0), borrow=0.0)
-    say(play, layers=([8, 8], AFTER[1], AFTER[2]))
+    play = replying(apart.zoo, counts=(1, 0, 0), borrow=0.0)
+    reply_with(play, layers=([8, 8], AFTER[1], AFTER[2]))
     assert layers(play, play.round(before, 1)) == [[8, 8], [8, 4, 6], [8, 6, 9, 12]]
 
 
 @pytest.mark.parametrize("source", ["post", "pre"])
 def test_clients_that_do_not_move_leave_every_bit_as_it_was(source):
-    play = saying(zoo(2, 3, 4), steps=True, source=source)
+    play = replying(zoo(2, 3, 4), steps=True, source=source)
     start = play.init()
     negative = replace(
         start, model=Model(start.model.spec, {n: torch.full_like(t, -0.0) for n, t in moved(start).items()})
     )
-    SAID.clear()
-    SAID.update({client.id: (-0.0, [-0.0] * 4, -0.0) for client in play.everyone})
+    SENT.clear()
+    SENT.update({client.id: (-0.0, [-0.0] * 4, -0.0) for client in play.everyone})
     after = play.round(play.round(negative), 1)
     assert digest(moved(after)) == digest(moved(negative))
     assert digest(after.momentum) == digest(start.momentum)
 
 
 GIVEN = ([9, 1], [9, 2, 4], [9, 9, 6, 10])
-"""Steps of IF-4; those of the layers that no momentum is made of are 9."""
+"""Steps; those of the layers that no momentum is made of are 9."""
 
 
 @pytest.mark.parametrize(("source", "later"), [("post", 3.4), ("pre", 3.0)])
-def test_if4_the_last_layer_borrows_the_larger_tier_s_momentum_of_the_round_before(source, later):
-    play = saying(zoo(2, 3, 4), steps=True, share_layers=False, source=source)
-    say(play, layers=GIVEN)
+def test_the_last_layer_borrows_the_larger_tier_s_momentum_of_the_round_before(source, later):
+    play = replying(zoo(2, 3, 4), steps=True, share_layers=False, source=source)
+    reply_with(play, layers=GIVEN)
     start = zeroed(play.init())
     first = play.round(start)
     steps = layers(play, first)
     assert [values[-1] for values in steps] == [0.8, 3.2, 10]  # nothing to borrow yet: scaled by 1 - 0.2
     assert [values[:-1] for values in steps] == [[9], [9, 2], [9, 9, 6]]
-    # The stored means of IF-4 are of steps that borrowed nothing: 3 and 8.
+    # The stored means are here of steps that borrowed nothing: 3 and 8.
     plain = replace(first, momentum=momentum(play, b=3.0, c=8.0))
     second = play.round(plain, 1)
     gone = [[b - a for a, b in zip(*pair, strict=True)] for pair in zip(steps, layers(play, second), strict=True)]
     assert gone[0] == pytest.approx([9, 1.4])
     assert gone[1] == pytest.approx([9, 2, 4.8])
     assert gone[2] == pytest.approx([9, 9, 6, 10])
-    assert told(play, second) == pytest.approx([later, 8.0])
+    assert momenta(play, second) == pytest.approx([later, 8.0])
 
 
 def momentum(play, b, c):
     """What the medium tier lends the small one, and the large one the medium one."""
-    rungs = ladder(play.zoo)
+    tiers = depth_tiers(play.zoo)
     return {
         name: torch.full_like(moved(play.init())[name], v)
-        for r, v in zip(rungs, (b, c), strict=False)
-        for name in r.lessons
+        for r, v in zip(tiers, (b, c), strict=False)
+        for name in r.teachers
     }
 
 
-def told(play, state):
+def momenta(play, state):
     """The momentum of the medium tier and of the large one."""
-    *taught, _ = ladder(play.zoo)
-    return [state.momentum[next(iter(rung.lessons))].item() for rung in taught]
+    *taught, _ = depth_tiers(play.zoo)
+    return [state.momentum[next(iter(tier.teachers))].item() for tier in taught]
 
 
 def test_momentum_is_a_mean_over_layers_of_the_last_round_alone():
-    play = saying(zoo(2, 3, 4), steps=True, share_layers=False, source="pre")
-    assert told(play, play.init()) == [0, 0]
-    say(play, layers=GIVEN)
+    play = replying(zoo(2, 3, 4), steps=True, share_layers=False, source="pre")
+    assert momenta(play, play.init()) == [0, 0]
+    reply_with(play, layers=GIVEN)
     first = play.round(play.init())
-    assert told(play, first) == pytest.approx([3, 8], abs=1e-5)
-    say(play, layers=([0, 0], [0, 1, 1], [0, 0, 1, 1]))
-    assert told(play, play.round(first, 1)) == pytest.approx([1, 1], abs=1e-5)
+    assert momenta(play, first) == pytest.approx([3, 8], abs=1e-5)
+    reply_with(play, layers=([0, 0], [0, 1, 1], [0, 0, 1, 1]))
+    assert momenta(play, play.round(first, 1)) == pytest.approx([1, 1], abs=1e-5)
 
 
-def test_momentum_trickles_down_after_injection_and_stays_above_before():
+def test_momentum_taken_after_borrowing_reaches_the_smallest_tier_and_before_does_not():
     """Only the large tier moves; the small one feels it two rounds later, or never."""
     found = {}
     for source in ("post", "pre"):
-        play = saying(zoo(1, 2, 3), steps=True, share_layers=False, source=source, borrow=0.5)
-        say(play, layers=([0], [0, 0], [0, 0, 8]))
+        play = replying(zoo(1, 2, 3), steps=True, share_layers=False, source=source, borrow=0.5)
+        reply_with(play, layers=([0], [0, 0], [0, 0, 8]))
         state = zeroed(play.init())
         reached = []
         for index in range(3):
@@ -217,44 +206,44 @@ def test_momentum_trickles_down_after_injection_and_stays_above_before():
 
 def test_momentum_is_made_of_both_ends_and_all_between():
     """4/8/12 layers: five layers of a tier teach the next smaller one."""
-    rungs = ladder(zoo(4, 8, 12))
-    (weight,) = {tuple(sources) for name, sources in rungs[1].lessons.items() if "weight" in name}
+    tiers = depth_tiers(zoo(4, 8, 12))
+    (weight,) = {tuple(sources) for name, sources in tiers[1].teachers.items() if "weight" in name}
     assert weight == tuple(f"body.{layer}.linear.weight" for layer in range(7, 12))
-    taught = next(sources for name, sources in rungs[0].lessons.items() if "bias" in name)
+    taught = next(sources for name, sources in tiers[0].teachers.items() if "bias" in name)
     assert [source.split(" ")[0] for source in taught] == [f"body.{layer}.linear.bias" for layer in range(3, 8)]
-    assert {name.split(" ")[0] for name in rungs[0].lessons} == {"body.3.linear.weight", "body.3.linear.bias"}
-    assert rungs[2].lessons == {}
+    assert {name.split(" ")[0] for name in tiers[0].teachers} == {"body.3.linear.weight", "body.3.linear.bias"}
+    assert tiers[2].teachers == {}
 
 
 @pytest.mark.parametrize("absent", [{"d20"}, {"d30"}, {"d40"}, {"d30", "d40"}, {"d20", "d40"}])
 def test_momentum_of_an_absent_tier_stays_and_is_borrowed_again(absent):
-    play = saying(zoo(2, 3, 4), steps=True, share_layers=False, source="pre")
-    say(play, layers=GIVEN)
+    play = replying(zoo(2, 3, 4), steps=True, share_layers=False, source="pre")
+    reply_with(play, layers=GIVEN)
     first = play.round(zeroed(play.init()))
     present = {client.id for client in play.everyone} - absent
-    say(play, layers=([0, 0], [0, 0, 0], [0, 0, 0, 0]))
+    reply_with(play, layers=([0, 0], [0, 0, 0], [0, 0, 0, 0]))
     second = play.round(first, 1, only=present)
     for tier, before, after in zip(("d20", "d30", "d40"), layers(play, first), layers(play, second), strict=True):
         assert tier not in absent or before == after
-    assert told(play, second) == pytest.approx([3.0 if "d30" in absent else 0, 8.0 if "d40" in absent else 0])
+    assert momenta(play, second) == pytest.approx([3.0 if "d30" in absent else 0, 8.0 if "d40" in absent else 0])
     third = play.round(second, 2, only={"d20", "d30"})
     lasts = [[values[-1] for values in layers(play, state)] for state in (second, third)]
     assert lasts[1][0] - lasts[0][0] == pytest.approx(0.6 if "d30" in absent else 0, abs=1e-5)
     assert lasts[1][1] - lasts[0][1] == pytest.approx(1.6 if "d40" in absent else 0, abs=1e-5)
 
 
-def test_if5_four_eight_and_twelve_layers():
-    play = saying(zoo(4, 8, 12), borrow=0.0)
-    say(play, layers=([1] * 4, [2] * 8, [3] * 12))
+def test_tiers_of_four_eight_and_twelve_layers_are_averaged_where_they_have_the_layer():
+    play = replying(zoo(4, 8, 12), borrow=0.0)
+    reply_with(play, layers=([1] * 4, [2] * 8, [3] * 12))
     a, b, c = layers(play, play.round(play.init()))
     assert c == [2] * 3 + [2.5] * 4 + [3] * 5
     assert b == [2] * 3 + [2.5] * 4 + [2]
     assert a == [2, 2, 2, 1]
 
 
-def test_if6_the_stem_is_everybody_s_and_heads_are_each_tier_s_own():
-    play = saying(zoo(2, 3, 4), counts=(1, 1, 2))
-    say(play, layers=AFTER, stem=(1, 2, 4), head=(5, 6, 7))
+def test_the_stem_is_everybody_s_and_heads_are_each_tier_s_own():
+    play = replying(zoo(2, 3, 4), counts=(1, 1, 2))
+    reply_with(play, layers=AFTER, stem=(1, 2, 4), head=(5, 6, 7))
     found = served(play, play.round(play.init()))
     assert [arrays["stem.linear.weight"].tolist() for arrays in found] == [[[2.75, 2.75]]] * 3
     assert [arrays["head.bias"].tolist() for arrays in found] == [[5, 5], [6, 6], [7, 7]]
@@ -264,15 +253,15 @@ def test_if6_the_stem_is_everybody_s_and_heads_are_each_tier_s_own():
 def test_tiers_count_by_their_clients_or_by_their_samples(weighting, expected):
     both = zoo(1, 2)
     clients = {"a": ("d1", data(10)), "b": ("d2", data(30))}
-    play = Play(Saying(server=Replace(), weighting=weighting), both, clients)
-    SAID.clear()
-    SAID.update(a=(1.0, [0.0], 0.0), b=(3.0, [0.0, 0.0], 0.0))
+    play = Play(Replying(server=Replace(), weighting=weighting), both, clients)
+    SENT.clear()
+    SENT.update(a=(1.0, [0.0], 0.0), b=(3.0, [0.0, 0.0], 0.0))
     assert served(play, play.round(play.init()))[0]["stem.linear.bias"].item() == expected
 
 
 @pytest.mark.parametrize("borrow", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("rule", [Adam(lr=0.03), AdamW(lr=0.01), Replace()])
-def test_if7_with_a_single_tier_it_is_the_server_optimiser_bit_for_bit(rule, borrow):
+def test_with_a_single_tier_it_is_the_server_optimiser_bit_for_bit(rule, borrow):
     local, states = Local(lr=0.2, epochs=2, batch=4), []
     for method in (
         InclusiveFL(local, server=rule, borrow=borrow),
@@ -286,7 +275,7 @@ def test_if7_with_a_single_tier_it_is_the_server_optimiser_bit_for_bit(rule, bor
     assert states[0] == states[1]
 
 
-def test_without_sharing_and_borrowing_tiers_are_alone():
+def test_without_shared_layers_and_momentum_tiers_are_alone():
     """Each tier is then FedAdam among its own; the others might as well not be there."""
     quiet = InclusiveFL(Local(epochs=1, batch=4), share_layers=False, borrow=0.0)
     play = Play(quiet, zoo(1, 2), people("d1", "d2", "d1", "d2"))
@@ -294,14 +283,14 @@ def test_without_sharing_and_borrowing_tiers_are_alone():
     together = play.round(play.round(start), 1)
     for tier, own in (("d1", {"c0", "c2"}), ("d2", {"c1", "c3"})):
         alone = play.round(play.round(start, only=own), 1, only=own)
-        at = [rung.name for rung in play.zoo.tiers].index(tier)
+        at = [each.name for each in play.zoo.tiers].index(tier)
         assert digest(served(play, alone)[at]) == digest(served(play, together)[at])
         assert digest(served(play, alone)[1 - at]) == digest(served(play, start)[1 - at])
 
 
-def test_without_sharing_tiers_still_teach():
-    play = saying(zoo(1, 2), steps=True, share_layers=False)
-    say(play, layers=([0], [2, 4]), stem=(1, 3))
+def test_without_shared_layers_tiers_still_learn_through_momentum():
+    play = replying(zoo(1, 2), steps=True, share_layers=False)
+    reply_with(play, layers=([0], [2, 4]), stem=(1, 3))
     state = play.round(play.round(zeroed(play.init())), 1)
     assert layers(play, state) == [[0.6], [4, 8]]
     assert [arrays["stem.linear.bias"].item() for arrays in served(play, state)] == [2, 6]
@@ -330,37 +319,37 @@ def test_any_tier_may_be_empty_for_any_number_of_rounds(profile):
 def test_an_absent_tier_s_optimiser_stands_still():
     play = Play(InclusiveFL(server=AdamW(lr=0.01)), zoo(1, 2), people("d1", "d2"))
     state = play.round(play.round(play.round(play.init()), 1, only={"c0"}), 2, only={"c0"})
-    small, large = ladder(play.zoo)
-    steps = [{int(state.slots["steps"][name]) for name in rung.names} for rung in (small, large)]
+    small, large = depth_tiers(play.zoo)
+    steps = [{int(state.slots["steps"][name]) for name in tier.names} for tier in (small, large)]
     assert steps == [{3}, {1}]
 
 
 def test_optimiser_states_of_shared_tensors_are_the_tiers_own():
     play = Play(InclusiveFL(), zoo(1, 2), people("d1", "d2"))
     state = play.round(play.init())
-    small, large = ladder(play.zoo)
-    stem = [rung.part.place("stem.linear.weight").name for rung in (small, large)]
+    small, large = depth_tiers(play.zoo)
+    stem = [tier.part.place("stem.linear.weight").name for tier in (small, large)]
     assert moved(state)[stem[0]].equal(moved(state)[stem[1]])
     assert not state.slots["m"][stem[0]].equal(state.slots["m"][stem[1]])
 
 
 def test_rates_are_each_tier_s_own():
-    play = saying(zoo(1, 2), steps=True, server=AdamW(eps=0.0), rates=(0.5, 0.25), share_layers=False, borrow=0.0)
-    say(play, layers=([3], [3, 3]), stem=(3, 3), head=(3, 3))
+    play = replying(zoo(1, 2), steps=True, server=AdamW(eps=0.0), rates=(0.5, 0.25), share_layers=False, borrow=0.0)
+    reply_with(play, layers=([3], [3, 3]), stem=(3, 3), head=(3, 3))
     assert layers(play, play.round(zeroed(play.init()))) == [[0.5], [0.25, 0.25]]
 
 
 # Profile "code"
 
 
-def test_code_takes_adamw_and_samples_unless_told_otherwise():
+def test_profile_code_takes_adamw_and_samples_unless_told_otherwise():
     code = InclusiveFL(profile="code")
     assert (code.server, code.weighting) == (AdamW(lr=5e-5), "samples")
     assert InclusiveFL(profile="code", server=AdamW(lr=0.1)).server == AdamW(lr=0.1)
     assert InclusiveFL().server == Adam(lr=0.03)
 
 
-def test_code_is_one_step_of_adamw_on_the_pooled_gradient():
+def test_profile_code_is_one_step_of_adamw_on_the_pooled_gradient():
     """Two clients of 12 and 15 samples, or one that has them all: the same gradient, and no local step however many."""
     (_, (tier, first)), (_, (_, second)) = people("d2", "d2").items()
     pooled = data(27)
@@ -377,7 +366,7 @@ def test_code_is_one_step_of_adamw_on_the_pooled_gradient():
         assert all(torch.allclose(arrays[name], tensor, atol=1e-6) for name, tensor in expected.items())
 
 
-def test_code_averages_batches_at_the_weights_that_were_sent():
+def test_profile_code_averages_batches_at_the_weights_that_were_sent():
     """Three batches of one client: the mean of their gradients, none of them after another's step."""
     rows = learning(12)
     play = Play(InclusiveFL(Local(lr=0.5, batch=4), profile="code", server=Replace()), zoo(1), {"c": ("d1", rows)})
@@ -389,7 +378,7 @@ def test_code_averages_batches_at_the_weights_that_were_sent():
 # What is served, and the start
 
 
-def test_the_largest_tier_there_is_stands_for_the_whole():
+def test_the_server_is_scored_with_the_largest_tier_there_is():
     """Where [model] is deeper than any tier, the deepest tier is scored, after averaging."""
     both = zoo(1, 2, 3)
     dropped = replace(both, tiers=both.tiers[:2])
@@ -441,35 +430,35 @@ def deep(name, depths, **options):
 ENCODER = {"input": (6,), "classes": 2, "hidden": 4, "heads": 2, "ffn": 6, "vocab": 9, "positions": 8, "dropout": 0}
 
 
-def bare(rung):
-    """What a rung shares, by the modules that it belongs to."""
-    return {".".join(name.split(".")[:2]) for name, _ in rung.shared}
+def bare(tier):
+    """What a tier shares, by the modules that it belongs to."""
+    return {".".join(name.split(".")[:2]) for name, _ in tier.shared}
 
 
 def test_encoders_share_embeddings_and_layers_below_the_last_and_keep_their_poolers():
     encoders = deep("bert", (1, 2, 4), **ENCODER)
     InclusiveFL().check(encoders)
-    small, medium, large = ladder(encoders)
+    small, medium, large = depth_tiers(encoders)
     stem = {f"stem.{part}" for part in ("word_embeddings", "position_embeddings", "token_type_embeddings", "LayerNorm")}
     assert bare(small) == stem
     assert bare(medium) == stem | {"body.0"}
     assert bare(large) == stem | {"body.0", "body.1", "body.2"}
-    query = next(sources for name, sources in medium.lessons.items() if "self.query.weight" in name)
+    query = next(sources for name, sources in medium.teachers.items() if "self.query.weight" in name)
     assert query == tuple(f"body.{layer}.attention.self.query.weight" for layer in (1, 2, 3))
-    assert len(medium.lessons) == 16
+    assert len(medium.teachers) == 16
 
 
-def test_residual_networks_share_by_block_and_teach_by_shape():
+def test_residual_networks_share_blocks_and_momentum_passes_between_tensors_of_one_shape():
     """[1,1,1,1] and [2,2,2,2]: of the large network's blocks 3 to 7 in forward order, those of the last stage have the
     shapes of the small one's last block; its first convolution, from 4 to 8 channels, has one like it."""
     nets = deep("resnet", ((1, 1, 1, 1), (2, 2, 2, 2)), input=(1, 8, 8), classes=2, width=1)
     InclusiveFL().check(nets)
-    small, large = ladder(nets)
+    small, large = depth_tiers(nets)
     shared = {name for name, _ in small.shared}
     assert {name.rpartition(".0.")[0] for name in shared if name.startswith("body.")} == {"body.0", "body.1", "body.2"}
     assert {name for name, _ in large.shared} >= shared
     assert not any(name.startswith("body.3.1") for name, _ in large.shared)
-    taught = {name.split(" ")[0]: sources for name, sources in small.lessons.items()}
+    taught = {name.split(" ")[0]: sources for name, sources in small.teachers.items()}
     assert taught["body.3.0.second.conv.weight"] == ("body.3.0.second.conv.weight", "body.3.1.second.conv.weight")
     assert taught["body.3.0.first.conv.weight"] == ("body.3.0.first.conv.weight",)
     assert taught["body.3.0.shortcut.conv.weight"] == ("body.3.0.shortcut.conv.weight",)

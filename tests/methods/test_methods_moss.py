@@ -1,4 +1,4 @@
-"""Moss, by the numbers of METHODS 14: types that are averaged, teach proxies, and are taught by them.
+"""Moss by the numbers of METHODS 14: tiers are averaged, teach proxies, and learn from their average.
 
 Networks here are MLPs of two inputs, one unit a layer and two classes.
 """
@@ -13,15 +13,17 @@ from torch import nn
 
 from potluck.core import SERVER, Client, Examples, Local, Model, Reply, SettingsError, on_client
 from potluck.engines import Dispatcher, Serial, SimulationContext
-from potluck.learn import Classify, Transfer, Wire, merged
+from potluck.learn import Classify
 from potluck.methods import FedAvg, Moss
-from potluck.methods.moss import PROXY
+from potluck.methods.moss.fidelity import weighted_mean
+from potluck.methods.moss.method import PROXY
+from potluck.methods.moss.wire import TransferLoop, WireSettings
 from potluck.models import ModelZoo, make_spec, register
 from potluck.report import write_report
 from potluck.run import assemble, experiment, resume, run
 
-STILL = Wire(epochs=0)
-"""Transfers in which nothing is learned."""
+STILL = WireSettings(epochs=0)
+"""Transfers without a step."""
 
 
 @pytest.fixture(autouse=True)
@@ -49,11 +51,11 @@ class Federation(Play):
 
     @property
     def transfers(self):
-        """What became of the server's tasks, by who taught whom."""
+        """The ledger entries of the server's tasks, by their key."""
         return {entry.task.key: entry for entry in self.session.entries if entry.task.to == SERVER}
 
     def type(self, state, tier):
-        return self.method.types(state, self.zoo)[tier].arrays
+        return self.method.tier_models(state, self.zoo)[tier].arrays
 
 
 def saying(method):
@@ -78,7 +80,7 @@ def biased(spec, scores, **more):
 
 
 def three(method, *sizes, norm="none"):
-    """Clients of three unequal types, so many of each."""
+    """Clients of three unequal tiers, so many of each."""
     made = zoo(1, 2, 3, norm=norm)
     clients = {f"c{tier}{at}": (f"d{tier}", data(4, (0.5, 1.0))) for tier in (1, 2, 3) for at in range(sizes[tier - 1])}
     return Federation(method, made, clients)
@@ -88,15 +90,15 @@ def test_ms1_proxies_are_averaged_by_their_fidelity():
     spec = make_spec("mlp", input=(2,), classes=2)
     one, other = (Model(spec, {"w": torch.tensor(values)}) for values in ([2.0, 4.0], [5.0, 1.0]))
     start = Model(spec, {"w": torch.zeros(2)})
-    assert merged(start, [(one, 0.5), (other, 1.0)]).arrays["w"].tolist() == [4.0, 2.0]
-    assert merged(start, [(one, 1.0), (other, 1.0)]).arrays["w"].tolist() == [3.5, 2.5]
-    assert merged(start, [(one, 0.0), (other, 0.0)]).arrays["w"].tolist() == [3.5, 2.5]
-    assert merged(start, []).arrays["w"].tolist() == [0.0, 0.0]
+    assert weighted_mean(start, [(one, 0.5), (other, 1.0)]).arrays["w"].tolist() == [4.0, 2.0]
+    assert weighted_mean(start, [(one, 1.0), (other, 1.0)]).arrays["w"].tolist() == [3.5, 2.5]
+    assert weighted_mean(start, [(one, 0.0), (other, 0.0)]).arrays["w"].tolist() == [3.5, 2.5]
+    assert weighted_mean(start, []).arrays["w"].tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(("fidelity", "found"), [("samples", [4, 2]), ("flat", [4, 2]), ("equal", [3.5, 2.5])])
 def test_ms1_in_a_round(fidelity, found):
-    """Type a says [1, 0] and its proxy [0, 1]; type b and its proxy agree. What is averaged no score depends on."""
+    """Tier a says [1, 0] and its proxy [0, 1]; tier b and its proxy agree. No logit depends on the stem."""
     method = saying(Moss(wire=STILL, proxy_sync=False, fidelity=fidelity))
     play = Federation(method, zoo(a=1, b=1), {"x": ("a", data(4, (1.0, 0.0))), "y": ("b", data(4, (1.0, 0.0)))})
     spec = play.zoo.full
@@ -113,8 +115,8 @@ def test_ms1_in_a_round(fidelity, found):
     }  # fmt: skip
 
 
-def test_ms6_equal_architectures_with_identity_transfer_are_fedavg_over_types():
-    """Type a has means of 1 (ten samples) and 4 (twenty): 3. Type b says 7. Both count alike: 5."""
+def test_ms6_equal_architectures_with_identity_transfer_are_fedavg_over_tiers():
+    """Tier a has means of 1 (ten samples) and 4 (twenty): 3. Tier b says 7. Both count alike: 5."""
     method = saying(Moss(identity_shortcut="both"))
     clients = {"p": ("a", data(10, (1.0, 2.0))), "q": ("a", data(20, (4.0, 8.0))), "r": ("b", data(50, (7.0, 14.0)))}
     play = Federation(method, zoo(a=1, b=1), clients)
@@ -126,7 +128,7 @@ def test_ms6_equal_architectures_with_identity_transfer_are_fedavg_over_types():
 
 
 def test_copying_on_the_way_up_alone_leaves_teaching_on_the_way_down():
-    """Types a and b say 2 and 6, so their proxies' average says 4; a student that stands still keeps its own."""
+    """Tiers a and b say 2 and 6, so their proxies' average says 4; a student without a step keeps its own."""
     method = saying(Moss(identity_shortcut="up", wire=STILL))
     clients = {"p": ("a", data(10, (2.0, 4.0))), "q": ("b", data(20, (6.0, 12.0)))}
     play = Federation(method, zoo(a=1, b=1), clients)
@@ -137,7 +139,7 @@ def test_copying_on_the_way_up_alone_leaves_teaching_on_the_way_down():
     assert play.type(state, "b")["head.bias"].tolist() == [6.0, 12.0]
 
 
-def test_proxies_and_types_of_one_architecture_start_alike():
+def test_proxies_and_tiers_of_one_architecture_start_alike():
     play = Federation(Moss(proxy_sync=False), zoo(1, a=2, b=2), {})
     state = play.init()
     for arrays in (play.type(state, "b"), *(model.arrays for model in state.proxies.values())):
@@ -145,9 +147,9 @@ def test_proxies_and_types_of_one_architecture_start_alike():
 
 
 @pytest.mark.parametrize("devices", [1, 4])
-def test_the_servers_work_grows_with_types_not_with_devices(devices):
+def test_the_servers_work_grows_with_tiers_not_with_devices(devices):
     for prom, count in ((True, 6), (False, 6)):
-        play = three(Moss(prom=prom, wire=Wire(epochs=1)), devices, 1, 1)
+        play = three(Moss(prom=prom, wire=WireSettings(epochs=1)), devices, 1, 1)
         play.round(play.init())
         assert len(play.transfers) == count
     two = Federation(Moss(prom=False, wire=STILL), zoo(1, 2), {"x": ("d1", data(4))})
@@ -155,17 +157,19 @@ def test_the_servers_work_grows_with_types_not_with_devices(devices):
     assert sorted(two.transfers) == ["d1 > d2", "d2 > d1"]
 
 
-def test_transfers_stay_ready_from_round_to_round(monkeypatch):
+def test_transfer_loops_are_kept_from_round_to_round(monkeypatch):
     made = []
-    monkeypatch.setattr("potluck.learn.teach.Transfer", lambda *args: made.append(args) or Transfer(*args))
-    play = three(Moss(wire=Wire(epochs=1)), 1, 1, 1)
+    monkeypatch.setattr(
+        "potluck.methods.moss.wire.TransferLoop", lambda *args: made.append(args) or TransferLoop(*args)
+    )
+    play = three(Moss(wire=WireSettings(epochs=1)), 1, 1, 1)
     state = play.init()
     for index in range(3):
         state = play.round(state, index)
     assert len(made) == 6
 
 
-def test_all_of_it_is_priced_as_the_servers():
+def test_the_cost_of_transfers_is_the_servers():
     play, plain = three(Moss(), 1, 1, 1), three(FedAvg(share="per_arch"), 1, 1, 1)
     play.round(play.init())
     plain.round(plain.init())
@@ -175,13 +179,13 @@ def test_all_of_it_is_priced_as_the_servers():
     ]
     assert flops[0] == flops[1]
     assert all(entry.cost.flops > 0 < entry.cost.memory for entry in play.transfers.values())
-    joint = three(Moss(wire=Wire(train="joint", loc_norm="softmax")), 1, 1, 1)
+    joint = three(Moss(wire=WireSettings(train="joint", loc_norm="softmax")), 1, 1, 1)
     joint.round(joint.init())
     key = f"d1 > {PROXY}"
     assert joint.transfers[key].cost.flops * 5 < play.transfers[key].cost.flops
 
 
-def test_a_transfer_tells_how_much_each_pair_of_taps_matters():
+def test_a_transfer_reports_loc_of_each_pair_of_taps():
     play = three(Moss(), 1, 1, 1)
     play.round(play.init())
     loc = play.transfers[f"d1 > {PROXY}"].metrics["loc"]
@@ -190,8 +194,8 @@ def test_a_transfer_tells_how_much_each_pair_of_taps_matters():
     assert json.loads(json.dumps(loc)) == loc
 
 
-def test_a_type_without_participants_keeps_its_model_and_is_taught():
-    alone, still = three(Moss(wire=Wire(lr=0.1)), 1, 1, 1), three(Moss(wire=STILL), 1, 1, 1)
+def test_a_tier_without_participants_keeps_its_model_and_learns_from_the_proxies():
+    alone, still = three(Moss(wire=WireSettings(lr=0.1)), 1, 1, 1), three(Moss(wire=STILL), 1, 1, 1)
     for play, taught in ((alone, True), (still, False)):
         start = play.init()
         state = play.round(start, only=["c30"])
@@ -199,16 +203,16 @@ def test_a_type_without_participants_keeps_its_model_and_is_taught():
         assert same != taught
 
 
-def test_transfer_through_proxies_carries_what_one_type_knows_to_another():
-    """Only the large type trains, and its model says [3, -3]; the small one comes nearer to that."""
-    method = saying(Moss(wire=Wire(lr=0.1, epochs=20, target="soft", loss="ce")))
+def test_a_transfer_through_proxies_moves_knowledge_from_one_tier_to_another():
+    """Only the large tier trains, and its model says [3, -3]; the small one comes nearer to that."""
+    method = saying(Moss(wire=WireSettings(lr=0.1, epochs=20, target="soft", loss="ce")))
     play = Federation(method, zoo(1, 2), {"x": ("d2", data(4, (3.0, -3.0)))})
     state = play.round(play.init())
     said = play.type(state, "d1")["head.bias"] - play.type(play.init(), "d1")["head.bias"]
     assert said[0] > 0.5 > -0.5 > said[1]
 
 
-def test_running_statistics_are_gathered_by_proxies_and_not_by_devices_models():
+def test_proxies_update_their_running_statistics_and_tiers_models_do_not():
     play = three(Moss(Local(steps=0)), 1, 1, 1, norm="running")
     start = play.init()
     state = play.round(start)
@@ -220,7 +224,7 @@ def test_running_statistics_are_gathered_by_proxies_and_not_by_devices_models():
     assert not torch.equal(play.type(state, "d1")["head.bias"], play.type(start, "d1")["head.bias"])
 
 
-def test_what_transfers_learn_about_transferring_is_kept_or_not():
+def test_meta_networks_are_kept_between_rounds_or_not():
     play, forgetful = three(Moss(), 1, 1, 1), three(Moss(meta_persist=False), 1, 1, 1)
     start = play.init()
     state = play.round(start)
@@ -233,7 +237,7 @@ def test_what_transfers_learn_about_transferring_is_kept_or_not():
 
 
 def test_a_transfer_that_diverges_is_refused_and_its_student_stays():
-    play = three(Moss(Local(steps=0), wire=Wire(lr=1e30)), 1, 1, 1)
+    play = three(Moss(Local(steps=0), wire=WireSettings(lr=1e30)), 1, 1, 1)
     start = play.init()
     state = play.round(start)
     assert {entry.verdict for entry in play.transfers.values()} == {"quarantined"}
@@ -241,7 +245,7 @@ def test_a_transfer_that_diverges_is_refused_and_its_student_stays():
     assert all(torch.equal(tensor, start.proxy.arrays[name]) for name, tensor in state.proxy.arrays.items())
 
 
-def test_the_server_is_served_the_proxies_average_and_it_is_the_largest_types_network():
+def test_the_server_is_served_the_proxies_average_and_it_is_the_largest_tiers_network():
     play = three(Moss(), 1, 1, 1)
     state = play.round(play.init())
     assert play.method.serve(state, Client(SERVER, play.zoo.tiers[0]), play.zoo) is state.proxy
@@ -252,10 +256,10 @@ def test_federations_that_cannot_be_are_refused():
     Moss().check(replace(zoo(1, 2), public=5))
     with pytest.raises(SettingsError, match="public"):
         Moss().check(zoo(1, 2))
-    with pytest.raises(SettingsError, match="tier 'd1' has static norms"):
+    with pytest.raises(SettingsError, match="tier 'd1' has static batch norm"):
         Moss().check(replace(zoo(1, 2, norm="static"), public=5))
     with pytest.warns(UserWarning, match="joint"):
-        Moss(wire=Wire(train="joint")).check(replace(zoo(1, 2), public=5))
+        Moss(wire=WireSettings(train="joint")).check(replace(zoo(1, 2), public=5))
 
 
 def flat(input, classes):

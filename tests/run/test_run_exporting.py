@@ -122,3 +122,38 @@ def test_where_models_live_on_clients_the_servers_own_is_offered(tmp_path):
     with pytest.raises(InputError, match=r"no model for tier 'large' on the server; try --client c0, or --server\."):
         export(found.folder, tmp_path / "model")
     assert export(found.folder, tmp_path / "model", server=True).spec.depth == 2
+
+
+def test_a_lotteryfl_clients_model_is_exported_whole(tmp_path):
+    """Its memory keeps only the weights under its masks."""
+    plain = {
+        "rounds": 3,
+        "cohort": 3,
+        "data": {"name": "digits", "clients": 3},
+        "model": {"name": "mlp", "hidden": 4},
+        "tier": [{"name": "everyone"}],
+        "method": {"name": "lotteryfl", "threshold": 0.0},
+        "run": {"engine": "serial"},
+    }
+    run(plain, tmp_path / "run")
+    model = export(tmp_path / "run", tmp_path / "model", client="c0")
+    assert load(tmp_path / "model").state_dict()["stem.linear.weight"].equal(model.arrays["stem.linear.weight"])
+    assert model.arrays["stem.linear.weight"].shape == (4, 64)
+    assert (model.arrays["stem.linear.weight"] == 0).any()
+
+
+def test_a_client_without_a_served_model_has_none_to_export_whatever_it_remembers(tmp_path):
+    """Under redrawn tiers a weak client may hold a head from a round in which it was strong."""
+    plain = {
+        "rounds": 4,
+        "cohort": 6,
+        "data": {"name": "digits", "clients": 6},
+        "model": {"name": "mlp", "hidden": 4, "depth": 2},
+        "tier": [{"name": "small", "depth": 1}, {"name": "large"}],
+        "fleet": {"tiers": "redrawn"},
+        "method": {"name": "exclusivefl", "private": "head"},
+        "run": {"engine": "serial"},
+    }
+    run(plain, tmp_path / "run")
+    with pytest.raises(InputError, match="has no model of its own in this run"):
+        export(tmp_path / "run", tmp_path / "model", client="c1")

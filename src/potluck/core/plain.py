@@ -12,7 +12,7 @@ V = TypeVar("V", covariant=True)
 class FrozenDict(Mapping[str, V]):
     """A mapping that never changes, compares by content and can be a dictionary key.
 
-    >>> Bag({"b": 2, "a": 1}) == Bag({"a": 1, "b": 2})
+    >>> FrozenDict({"b": 2, "a": 1}) == FrozenDict({"a": 1, "b": 2})
     True
     """
 
@@ -41,7 +41,7 @@ class FrozenDict(Mapping[str, V]):
         return isinstance(other, Mapping) and self._items == dict(other)
 
     def __repr__(self) -> str:
-        return f"Bag({self._items!r})"
+        return f"FrozenDict({self._items!r})"
 
 
 EMPTY: FrozenDict[Any] = FrozenDict()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -123,6 +124,13 @@ class LotteryFL(PersonalModels):
         device.memory["model"] = Model(trained.spec, pack_masked(arrays, after))
         left = {name: after[name][mask] for name, mask in before.items()}
         return replace(reply, models={"model": Model(trained.spec, pack_masked(arrays, before))}, arrays=left)
+
+    def complete(
+        self, served: Model | None, memory: Mapping[str, Any], labels: Sequence[int], zoo: Zoo
+    ) -> Model | None:
+        """The model in the client's memory, where only the weights under its masks are kept."""
+        packed = super().complete(served, memory, labels, zoo)
+        return packed and Model(packed.spec, unpack_masked(packed.arrays, memory["held"]))
 
     def own(self, device: Device) -> Model:
         model = super().own(device)

@@ -63,7 +63,7 @@ class PrivateHead(Averaging):
         if "head" not in device.memory:
             initial = device.zoo.build(Newborn(sent.spec), device.rng).state_dict()
             device.memory["head"] = copy_head(initial, sent.spec, device.labels, device.zoo)
-        return self.complete(sent, device.memory, device.labels, device.zoo)
+        return self.add_head(sent, device.memory, device.labels, device.zoo)
 
     def report(self, task: Task, device: Device, fit: Fit) -> Reply:
         reply = super().report(task, device, fit)
@@ -81,12 +81,16 @@ class PrivateHead(Averaging):
             raise Skip("no head of its own")
         return super().score(replace(task, models={"model": self.start(task, device)}), device)
 
-    def complete(  # type: ignore[override]
-        self, served: Model, memory: Mapping[str, Any], labels: Sequence[int], zoo: Zoo
-    ) -> Model:
+    def complete(
+        self, served: Model | None, memory: Mapping[str, Any], labels: Sequence[int], zoo: Zoo
+    ) -> Model | None:
         """A model as the server has it, with the head of a client's memory; it never predicts labels that it lacks."""
-        if self.private == "none" or "head" not in memory:
-            return served
+        if served is None or self.private == "none" or "head" not in memory:
+            return super().complete(served, memory, labels, zoo)
+        return self.add_head(served, memory, labels, zoo)
+
+    def add_head(self, served: Model, memory: Mapping[str, Any], labels: Sequence[int], zoo: Zoo) -> Model:
+        """A model without a head, with the one of a client's memory."""
         head = dict(memory["head"])
         for name in label_rows(served.spec, zoo):
             shape, dtype = zoo.shapes(served.spec)[name]

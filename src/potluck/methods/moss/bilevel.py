@@ -1,71 +1,76 @@
-"""Two levels: weights descend losses that other numbers shape, and those numbers learn where that should lead.
+"""Bilevel optimisation: the gradient of an outer loss through a few SGD steps on inner losses.
 
-The gradient of what comes out, through a few steps of descent, by reverse accumulation: states are kept, and the graph
-of each step is built anew on the way back, so that memory holds one step at a time.
+The inner losses depend on the weights and on meta-weights; the gradient is with respect to the meta-weights. It is
+computed by reverse accumulation: the weights before each step are kept, and the graph of each step is built again on
+the way back. So memory holds the graph of one step at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-Numbers: TypeAlias = Mapping[str, Tensor]
-Objective: TypeAlias = Callable[[Numbers, Numbers], Tensor]
-"""(weights, what shapes the loss) -> the scalar to descend."""
+from potluck.core import Arrays
+
+Objective: TypeAlias = Callable[[Arrays, Arrays], Tensor]
+"""(weights, meta-weights) -> a scalar loss."""
 
 
-def through_steps(
-    weights: Numbers, shaping: Numbers, steps: Sequence[Objective], rate: float | Tensor, outcome: Objective
+def gradient_through_steps(
+    weights: Arrays, meta: Arrays, inner: Sequence[Objective], lr: float | Tensor, outer: Objective
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The outcome after gradient steps of this rate down these losses, and its gradient by what shapes them.
+    """The outer loss after one SGD step on each inner loss, and its gradient with respect to the meta-weights.
 
-    Nothing that is given is changed.
+    The arguments are not changed.
     """
     states = [weights]
-    for step in steps:
-        states.append(_descended(states[-1], shaping, step, rate))
-    end = _live(states.pop())
-    value = outcome(end, shaping)
-    pull = dict(zip(end, torch.autograd.grad(value, list(end.values()), materialize_grads=True), strict=True))
-    totals = {name: torch.zeros_like(tensor) for name, tensor in shaping.items()}
-    for state, step in zip(reversed(states), reversed(steps), strict=True):
-        by_weights, by_shaping = _back(state, shaping, step, pull)
-        pull = _moved(pull, list(by_weights.values()), rate)
-        totals = _moved(totals, list(by_shaping.values()), rate)
-    return value.detach(), totals
+    for loss in inner:
+        states.append(_sgd_step(states[-1], meta, loss, lr))
+    end = _leaves(states.pop())
+    value = outer(end, meta)
+    # The gradient of the outer loss with respect to the weights after the step at hand.
+    adjoint = dict(zip(end, torch.autograd.grad(value, list(end.values()), materialize_grads=True), strict=True))
+    total = {name: torch.zeros_like(tensor) for name, tensor in meta.items()}
+    for state, loss in zip(reversed(states), reversed(inner), strict=True):
+        by_weights, by_meta = _second_derivatives(state, meta, loss, adjoint)
+        adjoint = _subtract(adjoint, by_weights, lr)
+        total = _subtract(total, by_meta, lr)
+    return value.detach(), total
 
 
-def _descended(weights: Numbers, shaping: Numbers, loss: Objective, rate: float | Tensor) -> dict[str, Tensor]:
-    live = _live(weights)
-    grads = torch.autograd.grad(loss(live, shaping), list(live.values()), materialize_grads=True)
-    return _moved(live, grads, rate)
+def _sgd_step(weights: Arrays, meta: Arrays, loss: Objective, lr: float | Tensor) -> dict[str, Tensor]:
+    """The weights after one SGD step."""
+    live = _leaves(weights)
+    grads = torch.autograd.grad(loss(live, meta), list(live.values()), materialize_grads=True)
+    return _subtract(live, grads, lr)
 
 
-def _back(
-    weights: Numbers, shaping: Numbers, loss: Objective, pull: Numbers
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """How a step's gradient, seen along the pull, changes with the weights and with what shapes the loss."""
-    inner, outer = _live(weights), _live(shaping)
-    grads = torch.autograd.grad(loss(inner, outer), list(inner.values()), create_graph=True, materialize_grads=True)
-    wanted = [*inner.values(), *outer.values()]
-    # A loss that is linear in everything has gradients that depend on nothing.
-    seen = [(grad, pull[name]) for name, grad in zip(inner, grads, strict=True) if grad.requires_grad]
-    if seen:
-        along, pulls = zip(*seen, strict=True)
-        found = list(torch.autograd.grad(along, wanted, pulls, materialize_grads=True))
+def _second_derivatives(
+    weights: Arrays, meta: Arrays, loss: Objective, adjoint: Arrays
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The gradient of <adjoint, gradient of the loss>, with respect to the weights and to the meta-weights."""
+    live, live_meta = _leaves(weights), _leaves(meta)
+    grads = torch.autograd.grad(loss(live, live_meta), list(live.values()), create_graph=True, materialize_grads=True)
+    wanted = [*live.values(), *live_meta.values()]
+    # The gradients of a loss that is linear in everything are constants.
+    dependent = [(grad, adjoint[name]) for name, grad in zip(live, grads, strict=True) if grad.requires_grad]
+    if dependent:
+        outputs, vectors = zip(*dependent, strict=True)
+        second = list(torch.autograd.grad(outputs, wanted, vectors, materialize_grads=True))
     else:
-        found = [torch.zeros_like(tensor) for tensor in wanted]
-    return dict(zip(inner, found[: len(inner)], strict=True)), dict(zip(outer, found[len(inner) :], strict=True))
+        second = [torch.zeros_like(tensor) for tensor in wanted]
+    return second[: len(live)], second[len(live) :]
 
 
-def _moved(start: Numbers, grads: Sequence[Tensor], rate: float | Tensor) -> dict[str, Tensor]:
-    """A step down gradients, of all at once."""
-    begun = [tensor.detach() for tensor in start.values()]
-    return dict(zip(start, torch._foreach_sub(begun, torch._foreach_mul(list(grads), rate)), strict=True))
+def _subtract(start: Arrays, grads: Sequence[Tensor], lr: float | Tensor) -> dict[str, Tensor]:
+    """start - lr * grads, for all tensors at once."""
+    tensors = [tensor.detach() for tensor in start.values()]
+    return dict(zip(start, torch._foreach_sub(tensors, torch._foreach_mul(list(grads), lr)), strict=True))
 
 
-def _live(numbers: Numbers) -> dict[str, Tensor]:
-    return {name: tensor.detach().requires_grad_() for name, tensor in numbers.items()}
+def _leaves(arrays: Arrays) -> dict[str, Tensor]:
+    """The same tensors as leaves of a new graph."""
+    return {name: tensor.detach().requires_grad_() for name, tensor in arrays.items()}

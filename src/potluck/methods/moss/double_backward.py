@@ -1,8 +1,8 @@
-"""Layers that are cheap to differentiate twice: grouped convolutions and batch norms in training.
+"""Grouped convolutions and batch norms whose second derivatives are cheap.
 
-Torch's own second derivatives of a convolution in groups take a convolution for every group, thousands in a network of
-depthwise ones, and those of a batch norm some seventy operations. Here both are a few. Values and derivatives are the
-same, but for rounding.
+PyTorch's second derivative of a grouped convolution runs one convolution for each group: thousands in a network with
+depthwise convolutions. That of a batch norm takes about seventy operations. The versions here take a few. Values and
+derivatives are the same up to rounding.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 CONVOLUTIONS = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
-"""Torch's functions, and over how many dimensions of space they go."""
+"""PyTorch's functions, and their number of spatial dimensions."""
 
 
 class DoubleBackward(TorchFunctionMode):
-    """While this lasts, layers that it knows are made so."""
+    """While this lasts, grouped convolutions and batch norms use the versions of this file where they can."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         named: Mapping[str, Any] = kwargs or {}
         if func in CONVOLUTIONS and not named:
-            found = _convolved(CONVOLUTIONS[func], *args)
+            output = _grouped_convolution(CONVOLUTIONS[func], *args)
         elif func is functional.batch_norm:
-            found = _normed(*args, **named)
+            output = _batch_norm(*args, **named)
         else:
-            found = None
-        return func(*args, **named) if found is None else found
+            output = None
+        return func(*args, **named) if output is None else output
 
 
-def _convolved(
+def _grouped_convolution(
     space: int,
     x: Tensor,
     weight: Tensor,
@@ -46,49 +46,52 @@ def _convolved(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor | None:
-    """None: this one is better left to torch."""
+    """None where PyTorch's own version is the better one."""
     if groups == 1 or isinstance(padding, str) or x.dim() != space + 2:
         return None
     stride, padding, dilation = ([one] * space if isinstance(one, int) else one for one in (stride, padding, dilation))
-    made: Tensor = _Convolved.apply(x, weight, (stride, padding, dilation, False, [0] * space, groups))  # type: ignore[no-untyped-call]
-    return made if bias is None else made + bias.view(-1, *[1] * space)
+    options = (stride, padding, dilation, False, [0] * space, groups)
+    output: Tensor = _GroupedConvolution.apply(x, weight, options)  # type: ignore[no-untyped-call]
+    return output if bias is None else output + bias.view(-1, *[1] * space)
 
 
-class _Convolved(Function):
+class _GroupedConvolution(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, how: tuple[Any, ...]) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, options: tuple[Any, ...]) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.how = how
-        return torch.ops.aten.convolution(x, weight, None, *how)  # type: ignore[no-any-return]
+        ctx.options = options
+        return torch.ops.aten.convolution(x, weight, None, *options)  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return *_ConvolvedBack.apply(*ctx.saved_tensors, *grads, ctx.how), None  # type: ignore[no-untyped-call]
+        return *_GroupedConvolutionBackward.apply(*ctx.saved_tensors, *grads, ctx.options), None  # type: ignore[no-untyped-call]
 
 
-class _ConvolvedBack(Function):
-    """The gradients of a convolution, by x and weight: each is linear in one of them and in what comes back."""
+class _GroupedConvolutionBackward(Function):
+    """The gradients with respect to x and weight: each is linear in the other one and in the output's gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, grad: Tensor, how: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, grad: Tensor, options: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x, weight, grad)
-        ctx.how = how
-        return _back(grad, x, weight, how)
+        ctx.options = options
+        return _convolution_backward(grad, x, weight, options)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
-        (x, weight, grad), how, (by_x, by_weight) = ctx.saved_tensors, ctx.how, cotangents
+        (x, weight, grad), options, (to_x, to_weight) = ctx.saved_tensors, ctx.options, cotangents
         convolution = torch.ops.aten.convolution
-        by_grad = convolution(by_x, weight, None, *how) + convolution(x, by_weight, None, *how)
-        return _back(grad, x, by_weight, how)[0], _back(grad, by_x, weight, how)[1], by_grad, None
+        grad_grad = convolution(to_x, weight, None, *options) + convolution(x, to_weight, None, *options)
+        grad_x = _convolution_backward(grad, x, to_weight, options)[0]
+        return grad_x, _convolution_backward(grad, to_x, weight, options)[1], grad_grad, None
 
 
-def _back(grad: Tensor, x: Tensor, weight: Tensor, how: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-    found = torch.ops.aten.convolution_backward(grad, x, weight, None, *how, [True, True, False])
-    return found[0], found[1]
+def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, options: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+    """The gradients with respect to x and weight."""
+    grads = torch.ops.aten.convolution_backward(grad, x, weight, None, *options, [True, True, False])
+    return grads[0], grads[1]
 
 
-def _normed(
+def _batch_norm(
     x: Tensor,
     running_mean: Tensor | None,
     running_var: Tensor | None,
@@ -98,73 +101,77 @@ def _normed(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor | None:
-    """None: this one is better left to torch."""
+    """None where PyTorch's own version is the better one."""
     if not training or weight is None or bias is None or x.dtype != weight.dtype or x.dim() < 2:
         return None
-    made: Tensor = _Normed.apply(x, weight, bias, running_mean, running_var, momentum, eps)  # type: ignore[no-untyped-call]
-    return made
+    output: Tensor = _BatchNorm.apply(x, weight, bias, running_mean, running_var, momentum, eps)  # type: ignore[no-untyped-call]
+    return output
 
 
-class _Normed(Function):
+class _BatchNorm(Function):
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
         weight: Tensor,
         bias: Tensor,
-        mean: Tensor | None,
-        variance: Tensor | None,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
         momentum: float,
         eps: float,
     ) -> Tensor:
-        made, own, scale = torch.ops.aten.native_batch_norm(x, weight, bias, mean, variance, True, momentum, eps)
-        ctx.save_for_backward(x, weight, own, scale)
+        output, mean, scale = torch.ops.aten.native_batch_norm(
+            x, weight, bias, running_mean, running_var, True, momentum, eps
+        )
+        ctx.save_for_backward(x, weight, mean, scale)
         ctx.eps = eps
-        return made  # type: ignore[no-any-return]
+        return output  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return *_NormedBack.apply(*ctx.saved_tensors, *grads, ctx.eps), None, None, None, None  # type: ignore[no-untyped-call]
+        return *_BatchNormBackward.apply(*ctx.saved_tensors, *grads, ctx.eps), None, None, None, None  # type: ignore[no-untyped-call]
 
 
-class _NormedBack(Function):
-    """The gradients of a batch norm, by x, weight and bias.
+class _BatchNormBackward(Function):
+    """The gradients of a batch norm with respect to x, weight and bias.
 
-    With n = (x - mean) * scale, a gradient g and means m over a channel, they are weight * scale * (g - m(g) -
-    n m(g n)), the sum of g n and the sum of g. Going back, their product with cotangents is differentiated: n depends
-    on x as the norm itself does, and scale by -scale ** 2 * n over the number of values.
+    Let n = (x - mean) * scale, where scale = 1 / sqrt(variance + eps). Let g be the output's gradient and m() the mean
+    over a channel. The gradients are weight * scale * (g - m(g) - n m(g n)), the sum of g n, and the sum of g. The
+    backward pass differentiates their product with the cotangents. The derivative of n by x is that of the batch norm
+    itself; the derivative of scale by x is -scale ** 2 * n / (values in a channel).
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, own: Tensor, scale: Tensor, grad: Tensor, eps: float
+        ctx: Any, x: Tensor, weight: Tensor, mean: Tensor, scale: Tensor, grad: Tensor, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        by_x, by_weight, by_bias = _norm_back(grad, x, weight, own, scale, eps)
-        ctx.save_for_backward(x, weight, own, scale, grad, by_weight, by_bias)
+        grad_x, grad_weight, grad_bias = _batch_norm_backward(grad, x, weight, mean, scale, eps)
+        ctx.save_for_backward(x, weight, mean, scale, grad, grad_weight, grad_bias)
         ctx.eps = eps
-        return by_x, by_weight, by_bias
+        return grad_x, grad_weight, grad_bias
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
-        x, weight, own, scale, grad, grad_n, grad_sum = ctx.saved_tensors
-        by_x, by_weight, by_bias = cotangents
-        over, wide = [dim for dim in range(x.dim()) if dim != 1], [1, -1, *[1] * (x.dim() - 2)]
+        x, weight, mean, scale, grad, grad_weight, grad_bias = ctx.saved_tensors
+        to_x, to_weight, to_bias = cotangents
+        axes, channelwise = [dim for dim in range(x.dim()) if dim != 1], [1, -1, *[1] * (x.dim() - 2)]
         count = x.numel() // x.shape[1]
-        n = (x - own.view(wide)) * scale.view(wide)
-        rising, by_n, by_sum = _norm_back(by_x, x, weight, own, scale, ctx.eps)
-        bracket = (by_x * grad).sum(over) - (by_sum * grad_sum + by_n * grad_n) / count
+        n = (x - mean.view(channelwise)) * scale.view(channelwise)
+        to_x_back, to_x_n, to_x_sum = _batch_norm_backward(to_x, x, weight, mean, scale, ctx.eps)
+        product = (to_x * grad).sum(axes) - (to_x_sum * grad_bias + to_x_n * grad_weight) / count
         gain = weight * scale / count
-        by_grad = rising + n * by_weight.view(wide) + by_bias.view(wide)
-        pull = by_x * (-gain * grad_n).view(wide) + grad * (by_weight - gain * by_n).view(wide)
-        through_n = _norm_back(pull, x, torch.ones_like(weight), own, scale, ctx.eps)[0]
-        through_scale = n * (-gain * scale * bracket).view(wide)
-        return through_n + through_scale, scale * bracket, None, None, by_grad, None
+        grad_grad = to_x_back + n * to_weight.view(channelwise) + to_bias.view(channelwise)
+        grad_n = to_x * (-gain * grad_weight).view(channelwise) + grad * (to_weight - gain * to_x_n).view(channelwise)
+        through_n = _batch_norm_backward(grad_n, x, torch.ones_like(weight), mean, scale, ctx.eps)[0]
+        through_scale = n * (-gain * scale * product).view(channelwise)
+        return through_n + through_scale, scale * product, None, None, grad_grad, None
 
 
-def _norm_back(
-    grad: Tensor, x: Tensor, weight: Tensor, own: Tensor, scale: Tensor, eps: float
+def _batch_norm_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, scale: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    found = torch.ops.aten.native_batch_norm_backward(
-        grad, x, weight, None, None, own, scale, True, eps, [True, True, True]
+    """The gradients with respect to x, weight and bias."""
+    grads = torch.ops.aten.native_batch_norm_backward(
+        grad, x, weight, None, None, mean, scale, True, eps, [True, True, True]
     )
-    return found[0], found[1], found[2]
+    return grads[0], grads[1], grads[2]

@@ -1,4 +1,4 @@
-"""Layers that are cheap to differentiate twice, against torch's own."""
+"""Moss: layers with cheap second derivatives, compared with PyTorch's own."""
 
 import contextlib
 
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from potluck.learn.double_backward import DoubleBackward
+from potluck.methods.moss.double_backward import DoubleBackward
 
 LAYERS = {
     "depthwise": lambda: nn.Conv2d(4, 8, 3, stride=2, padding=1, groups=4),

@@ -1,20 +1,19 @@
-"""Taps of any network, found by watching it."""
+"""Moss: the taps of any network, found by one forward pass."""
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from potluck.core import Model, stream
-from potluck.learn import TappedNetwork, tap_shapes, taps
+from potluck.core import Newborn, stream
+from potluck.methods.moss.taps import TappedNetwork, tap_names, tap_shapes
 from potluck.models import ModelZoo, make_spec
 
 
 def channels(net, example):
     """The shape of what leaves each tap, without the batch."""
-    names = taps(net, example)
-    with TappedNetwork(net, names) as watched:
-        return [tuple(found.shape[1:]) for found in watched(example)[1]]
+    _, maps = TappedNetwork(net, tap_names(net, example))(example)
+    return [tuple(features.shape[1:]) for features in maps]
 
 
 @pytest.mark.parametrize(
@@ -28,32 +27,32 @@ def channels(net, example):
 )
 def test_the_papers_networks_are_tapped_at_the_last_output_of_each_resolution(name, found):
     spec = make_spec(name, input=(3, 32, 32), classes=10)
-    assert [(stop.channels, stop.height) for stop in tap_shapes(spec, ModelZoo(spec))] == found
+    assert [(tap.channels, tap.height) for tap in tap_shapes(spec, ModelZoo(spec))] == found
 
 
 def test_dense_networks_are_tapped_at_their_hidden_activations():
     spec = make_spec("mlp", input=(1, 8, 8), classes=10, hidden=5, depth=2)
     zoo = ModelZoo(spec)
-    assert [(stop.name, stop.channels, stop.places) for stop in tap_shapes(spec, zoo)] == [
+    assert [(tap.name, tap.channels, tap.positions) for tap in tap_shapes(spec, zoo)] == [
         ("stem", 5, 1), ("body.0", 5, 1), ("body.1", 5, 1),
     ]  # fmt: skip
-    net = zoo.build(Model(spec), stream(0))
-    with TappedNetwork(net, ["stem"]) as watched:
-        assert (watched(torch.randn(3, 1, 8, 8))[1][0] >= 0).all()  # after the activation
+    net = zoo.build(Newborn(spec), stream(0))
+    _, maps = TappedNetwork(net, ["stem"])(torch.randn(3, 1, 8, 8))
+    assert (maps[0] >= 0).all()  # after the activation
 
 
 @pytest.mark.parametrize(("name", "sizes"), [("transformer", {}), ("bert", {"vocab": 30})])
 def test_the_blocks_of_a_text_are_columns_of_tokens(name, sizes):
     spec = make_spec(name, depth=2, input=(7,), classes=20, **sizes)
     found = tap_shapes(spec, ModelZoo(spec))
-    assert [stop.name for stop in found] == ["body.0", "body.1"]
-    assert {(stop.height, stop.width) for stop in found} == {(7, 1)}
+    assert [tap.name for tap in found] == ["body.0", "body.1"]
+    assert {(tap.height, tap.width) for tap in found} == {(7, 1)}
 
 
 def test_a_users_text_is_tapped_at_its_hidden_rows_of_tokens():
     net = nn.Sequential(nn.Embedding(9, 6), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 9))
     tokens = torch.zeros(2, 7, dtype=torch.long)
-    assert taps(net, tokens) == ("2",)
+    assert tap_names(net, tokens) == ("2",)
     assert channels(net, tokens) == [(8, 7, 1)]
 
 
@@ -77,7 +76,7 @@ class Own(nn.Module):
 
 
 def test_a_users_network_is_tapped_without_being_told_how():
-    assert taps(Own(), torch.zeros(2, 1, 12, 12)) == ("trunk.5", "trunk.6", "last")
+    assert tap_names(Own(), torch.zeros(2, 1, 12, 12)) == ("trunk.5", "trunk.6", "last")
     assert channels(Own(), torch.zeros(2, 1, 12, 12)) == [(4, 6, 6), (6, 3, 3), (7, 2, 2)]
 
 
@@ -89,21 +88,21 @@ def test_a_map_that_is_pooled_to_the_next_ones_size_is_tapped_before_the_pooling
     assert channels(net, torch.zeros(2, 3, 8, 8)) == [(8, 8, 8), (16, 4, 4)]
 
 
-def test_looking_leaves_a_network_as_it_was():
+def test_finding_taps_leaves_a_network_as_it_was():
     net = Own().train()
     net.trunk[1].eval()
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    taps(net, torch.randn(2, 1, 12, 12))
+    tap_names(net, torch.randn(2, 1, 12, 12))
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
     assert net.training
     assert not net.trunk[1].training
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
 
 
-def test_watching_leaves_running_statistics_unless_they_are_gathered():
+def test_a_tapped_network_keeps_its_running_statistics_unless_asked_to_update_them():
     net, x = Own().train(), torch.randn(4, 1, 12, 12)
-    with TappedNetwork(net, taps(net, x)) as watched:
-        watched(x)
-        assert net.trunk[1].running_mean.tolist() == [0.0, 0.0, 0.0]
-        watched(x, gather=True)
+    tapped = TappedNetwork(net, tap_names(net, x))
+    tapped(x)
+    assert net.trunk[1].running_mean.tolist() == [0.0, 0.0, 0.0]
+    tapped(x, update_statistics=True)
     assert net.trunk[1].running_mean.abs().sum() > 0

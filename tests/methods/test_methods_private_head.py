@@ -11,7 +11,7 @@ from tiny_runs import scores, tiny
 from potluck.core import Client, InputError, Local, SettingsError, Task, payload, size, unpack
 from potluck.ledger import RunFolder
 from potluck.methods import AllLarge, InclusiveFL
-from potluck.methods.frames.private import NEVER
+from potluck.methods.bases.private_head import NEVER
 from potluck.models import load
 from potluck.parts import Replace
 from potluck.run import assemble, experiment, export, resume, run
@@ -67,23 +67,23 @@ def test_a_client_is_scored_with_its_own_head_and_the_server_with_none():
     model = play.served(state, "a")
     assert payload(Task("score", "a", models={"model": model})) == size(model.arrays)
     assert not [name for name in model.arrays if name.startswith("head.")]
-    whole = play.method.completed(model, play.memories["a"][1], (0, 1), play.zoo)
+    whole = play.method.complete(model, play.memories["a"][1], (0, 1), play.zoo)
     assert whole.arrays["head.weight"].equal(play.memories["a"][1]["head"]["head.weight"])
     assert whole.arrays.keys() == play.zoo.shapes(model.spec).keys()
 
 
-def test_a_head_has_rows_for_its_client_s_labels_and_never_says_another():
+def test_a_head_has_rows_for_its_client_s_labels_and_never_predicts_another():
     method, stage = inclusive(), zoo(2)
     spec = stage.tiers[0].spec
     head = {"head.weight": torch.tensor([[2.0]]), "head.bias": torch.tensor([0.5])}
     model = method.serve(method.init(stage, torch.Generator()), Client("a", stage.tiers[0]), stage)
-    whole = method.completed(model, {"head": head}, (1,), stage)
+    whole = method.complete(model, {"head": head}, (1,), stage)
     assert whole.arrays["head.weight"].tolist() == [[0.0], [2.0]]
     assert whole.arrays["head.bias"].tolist() == [NEVER, 0.5]
     net = stage.build(whole)
-    said = net(torch.ones(1, 2))
-    assert said.softmax(1).tolist() == [[0.0, 1.0]]
-    torch.nn.functional.cross_entropy(said, torch.tensor([1])).backward()
+    logits = net(torch.ones(1, 2))
+    assert logits.softmax(1).tolist() == [[0.0, 1.0]]
+    torch.nn.functional.cross_entropy(logits, torch.tensor([1])).backward()
     assert all(not bool(weight.grad[0].any()) for weight in net.head.parameters())
     assert spec.options["classes"] == 2
 

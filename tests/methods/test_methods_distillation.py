@@ -1,17 +1,17 @@
-"""What all methods that learn through outputs have in common: FedMD, FedDF, DS-FL, FedGEMS and Fed-ET."""
+"""What FedMD, FedDF, DS-FL, FedGEMS and Fed-ET have in common: they distil predictions."""
 
 import json
 from dataclasses import replace
 
 import pytest
 import torch
+from constant_logits import STILL, PublicPlay, two_clients
 from made_round import data, zoo
-from speaking import STILL, Speaking, two
 
 from potluck.core import SERVER, Client, Examples, Local, Round, SettingsError, Tier
 from potluck.learn import with_columns
 from potluck.methods import DSFL, METHODS, FedDF, FedGEMS, FedMD
-from potluck.methods.feddf import Distillation
+from potluck.methods.feddf import FedDFDistillation
 from potluck.run import config, experiment, run
 
 FIVE = ["fedmd", "feddf", "dsfl", "fedgems", "fedet"]
@@ -25,7 +25,7 @@ def test_a_federation_without_public_rows_is_refused_before_round_0(name):
     METHODS[name]().check(replace(zoo(1), public=1))
 
 
-def test_serve_says_what_the_server_has():
+def test_the_server_serves_the_models_that_it_has():
     made = replace(zoo(1, 2), public=4)
     server, client = Client(SERVER, Tier("server", spec=made.full)), Client("c0", made.tiers[0])
     found = {}
@@ -39,16 +39,16 @@ def test_serve_says_what_the_server_has():
     assert found["feddf"] == found["fedet"] == [made.full, small]
 
 
-def test_all_clients_of_a_round_speak_of_the_same_rows_and_each_round_of_others():
+def test_all_clients_of_a_round_predict_the_same_rows_and_each_round_draws_others():
     method = DSFL(rows=3)
-    play = two(method)
+    play = two_clients(method)
     drawn = []
     for index in range(6):
         play.round(play.init(), index)
-        drawn.append(tuple(method.about(_now(play, index))["rows"].tolist()))
+        drawn.append(tuple(method.draw_rows(_now(play, index))["rows"].tolist()))
     assert all(len(set(rows)) == 3 and set(rows) <= set(range(4)) for rows in drawn)
     assert len(set(drawn)) > 1
-    assert not DSFL(rows=9).about(_now(play, 0))
+    assert not DSFL(rows=9).draw_rows(_now(play, 0))
 
 
 def _now(play, index):
@@ -56,30 +56,30 @@ def _now(play, index):
     return Round(index, play.everyone, 2, play.zoo, 0, session.send, session.fold, lambda wanted: [])
 
 
-def test_what_is_asked_about_public_rows_costs_a_forward_pass_of_each_on_clients_and_server():
+def test_predicting_public_rows_costs_a_forward_pass_of_each_on_clients_and_server():
     step = zoo(1).cost(zoo(1).tiers[0].spec, 4).flops  # forward and backward on the four rows
     alone = {"a": ("d1", data(4))}
-    asked = Speaking(FedMD(STILL, warm_public=0, warm_private=0, digests=0), zoo(1), alone)
+    asked = PublicPlay(FedMD(STILL, warm_public=0, warm_private=0, digests=0), zoo(1), alone)
     asked.round(asked.init())
     assert [entry.cost.flops for entry in asked.entries("answer")] == [step // 3]
     assert asked.entries("answer")[0].cost.memory == zoo(1).cost(zoo(1).full, 4).parameter_bytes
-    taught = Speaking(FedDF(STILL, teach=Distillation(steps=0)), zoo(1), alone)
+    taught = PublicPlay(FedDF(STILL, teach=FedDFDistillation(steps=0)), zoo(1), alone)
     taught.round(taught.init())
     assert [(entry.task.to, entry.cost.flops) for entry in taught.entries("answer")] == [(SERVER, step // 3)]
-    twice = Speaking(FedGEMS(STILL, passes=1), zoo(1), alone)
+    twice = PublicPlay(FedGEMS(STILL, passes=1), zoo(1), alone)
     twice.round(twice.init())
     (learned,) = twice.entries("learn")
     assert learned.cost.flops == 2 * (step // 3) + step  # before and after the pass
 
 
-def test_columns_beside_examples_follow_their_rows():
+def test_added_columns_follow_the_rows_of_their_examples():
     examples = Examples({"x": torch.arange(4.0)[:, None]}, torch.tensor([3, 1]))
     more = with_columns(examples, scores=torch.tensor([[30.0], [10.0]]))
     assert more[torch.tensor([1])]["x"].tolist() == [[1.0]]
     assert more[torch.tensor([1])]["scores"].tolist() == [[10.0]]
 
 
-def test_settings_for_teaching_keep_what_they_do_not_name():
+def test_distillation_settings_keep_the_defaults_that_they_do_not_name():
     made = config.method({"name": "feddf", "teach": {"epochs": 2}}, Local())
     assert (made.teach.optimiser, made.teach.lr, made.teach.epochs) == ("adam", 1e-3, 2)
     assert str(made.teach) == "epochs 2"

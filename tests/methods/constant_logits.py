@@ -1,7 +1,7 @@
-"""Federations of networks that say the same of everything, for methods that learn from what networks say.
+"""Federations of networks that predict the same for every input, for methods that distil predictions.
 
-Networks here are MLPs of two inputs and two classes whose weights are all zero but for the head's bias: whatever they
-are shown, their scores are that bias.
+Networks here are MLPs of two inputs and two classes whose weights are all zero but for the head's bias: whatever the
+input, their logits are that bias.
 """
 
 from dataclasses import dataclass, replace
@@ -19,26 +19,26 @@ STILL = Local(lr=1.0, steps=0)
 """Clients that do not train on their own data; what they are taught has a learning rate of one."""
 
 
-def saying(method):
-    """This method with clients that do not train: the model they send says what their data holds."""
+def echoing_logits(method):
+    """This method with clients that do not train: the logits of the model they send are the first row of their data."""
 
     @dataclass(frozen=True)
-    class Saying(type(method)):
+    class Echoing(type(method)):
         @on_client
         def train(self, task, device):
             return Reply({"model": biased(task.models["model"].spec, device.data.column("x")[0])}, weight=1.0)
 
-    return Saying(**vars(method))
+    return Echoing(**vars(method))
 
 
-def biased(spec, scores):
-    """A model that says this of everything."""
+def biased(spec, logits):
+    """A model with these logits for every input."""
     shapes = ModelZoo(spec).shapes(spec)
     arrays = {name: torch.zeros(shape) for name, (shape, _) in shapes.items()}
-    return Model(spec, {**arrays, "head.bias": torch.as_tensor(scores, dtype=torch.float32)})
+    return Model(spec, {**arrays, "head.bias": torch.as_tensor(logits, dtype=torch.float32)})
 
 
-class Speaking(Play):
+class PublicPlay(Play):
     """A federation with four public rows, of class 0 unless said otherwise."""
 
     def __post_init__(self):
@@ -53,11 +53,11 @@ class Speaking(Play):
         context = SimulationContext(self.method, self.zoo, datasets, Classify(2), self.seed)
         self.dispatcher = Dispatcher(Serial(context), self.method, self.zoo, recall=self.memories.get)
 
-    def keep(self, **scores):
-        """Clients that already have a model, which says this."""
+    def keep(self, **logits):
+        """Gives clients a model of their own with these logits."""
         for client in self.everyone:
-            if client.id in scores:
-                self.memories[client.id] = (0, {"model": biased(client.tier.spec, scores[client.id])})
+            if client.id in logits:
+                self.memories[client.id] = (0, {"model": biased(client.tier.spec, logits[client.id])})
 
     def bias(self, client):
         return self.memories[client][1]["model"].arrays["head.bias"].tolist()
@@ -76,14 +76,14 @@ def unlabelled(method):
     return Unlabelled(**vars(method))
 
 
-def net(*scores):
-    """A live network that says this of everything."""
+def net(*logits):
+    """A live network with these logits for every input."""
     spec = zoo(1).full
-    return ModelZoo(spec).build(biased(spec, scores))
+    return ModelZoo(spec).build(biased(spec, logits))
 
 
 def value(loss, live, **batch):
-    """A loss on a batch, of whose inputs nothing depends."""
+    """A loss on a batch whose inputs do not matter."""
     rows = len(next(iter(batch.values())))
     return loss(live, {"x": torch.ones(rows, 2), **batch}).item()
 
@@ -92,7 +92,7 @@ def close(*values):
     return pytest.approx(values, abs=1e-6)
 
 
-def two(method, **kinds):
+def two_clients(method, **kinds):
     """Two clients with four rows each, of tier d1 unless said otherwise."""
     clients = {"a": (kinds.get("a", "d1"), data(4)), "b": (kinds.get("b", "d1"), data(4))}
-    return Speaking(method, zoo(1, 2), clients)
+    return PublicPlay(method, zoo(1, 2), clients)

@@ -1,0 +1,58 @@
+"""AllLarge, AllSmall and ExclusiveFL: who takes part, and with which network."""
+
+import pytest
+from made_round import Play, data, echoing, people, zeros, zoo
+
+from potluck.core import digest
+from potluck.methods import AllLarge, AllSmall, ExclusiveFL
+
+
+def moved(state):
+    return state.model.arrays
+
+
+def test_exclusivefl_averages_only_clients_that_can_train_the_largest_network():
+    values = {"a": ("small", 9.0), "c1": ("large", 1.0), "c2": ("large", 3.0)}
+    clients = {client: (tier, data(1, (value, value))) for client, (tier, value) in values.items()}
+    for method, mean in ((ExclusiveFL(), 2), (AllLarge(), 13 / 3)):
+        play = Play(echoing(method), zoo(small=1, large=2), clients)
+        new = play.round(zeros(play.init()))
+        assert moved(new)["body.1.linear.weight"].item() == pytest.approx(mean)
+        assert new.model.spec == play.zoo.full
+
+
+def test_exclusivefl_without_a_strong_client_changes_nothing():
+    play = Play(ExclusiveFL(), zoo(a=1, b=2, c=3), people("a", "b", "c"))
+    start = play.init()
+    after = play.round(start, only={"c0", "c1"})
+    assert digest(moved(after)) == digest(moved(start))
+    assert play.session.entries == []
+
+
+def test_exclusivefl_can_sample_among_the_strong_alone():
+    play = Play(ExclusiveFL(sampling="eligible"), zoo(a=1, c=3), people("a", "a", "c", "c"))
+    play.round(play.init(), only={"c0", "c1"})
+    assert [entry.task.to for entry in play.session.entries] == ["c2", "c3"]
+
+
+def test_exclusivefl_has_no_model_for_the_weak():
+    play = Play(ExclusiveFL(), zoo(a=1, c=3), people("a", "c"))
+    state = play.init()
+    assert play.served(state, "c0") is None
+    assert play.served(state, "c1").spec == play.zoo.full
+
+
+def test_alllarge_sends_everyone_the_largest_network():
+    play = Play(AllLarge(), zoo(1, 3), people("d1", "d3"))
+    state = play.round(play.init())
+    assert {play.served(state, client).spec for client in ("c0", "c1")} == {play.zoo.full}
+    assert len({entry.cost.bytes_down for entry in play.session.entries}) == 1
+
+
+def test_allsmall_trains_and_serves_only_the_smallest_network():
+    play = Play(AllSmall(), zoo(large=3, small=1), people("small", "large"))
+    state = play.round(play.init())
+    assert state.model.spec.depth == 1
+    assert "body.1.linear.weight" not in moved(state)
+    assert {play.served(state, client).spec.depth for client in ("c0", "c1")} == {1}
+    assert [entry.cost.bytes_down for entry in play.session.entries] == [4 * (3 + 2 + 4)] * 2

@@ -1,0 +1,46 @@
+"""FedRolex: the rolling window, by hand."""
+
+import pytest
+import torch
+from width_rounds import client, now, zoo
+
+from potluck.core import Axis, Model, Reply, Spec, stream
+from potluck.methods import FedRolex
+from potluck.methods.fedrolex import window
+from potluck.parts import part
+
+
+def test_the_window_rolls_forward_and_wraps():
+    assert [window(5, 3, start) for start in (0, 3, 4, 5)] == [[0, 1, 2], [3, 4, 0], [4, 0, 1], [0, 1, 2]]
+    assert [window(5, 3, -start) for start in (1, 3)] == [[4, 0, 1], [2, 3, 4]]
+
+
+def test_every_unit_is_trained_equally_often():
+    seen = [unit for start in range(5) for unit in window(5, 3, start)]
+    assert [seen.count(unit) for unit in range(5)] == [3] * 5
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("code", [7, 0, 3, 4]), ("per_head", [1, 2, 5, 6])])
+def test_attention_heads_roll_each_for_itself_or_together_as_in_the_released_code(mode, expected):
+    method = FedRolex(head_mode=mode, direction=-1 if mode == "code" else 1)
+    spec = Spec("any", sizes={"head": 2})
+    at = now(zoo(0.5), 1)
+    axes = {"q": (Axis("head", 4, outer=2),)}
+    held = part(axes, method.choose(spec, None, at), heads=method.heads(spec, None, at))
+    assert held.take({"q": torch.arange(8)})["q"].tolist() == expected
+
+
+def test_half_of_five_units_is_three_by_ceiling_and_two_by_floor():
+    networks = zoo(0.5, hidden=5)
+    assert set(FedRolex().narrow(client(networks), networks).sizes.values()) == {3}
+    assert set(FedRolex(rounding="floor").narrow(client(networks), networks).sizes.values()) == {2}
+
+
+def test_weighting_by_width_counts_a_layers_units():
+    networks = zoo(0.5, hidden=6, depth=1)
+    method = FedRolex(weighting="width", label_mask=False)
+    spec, held = method.assign(client(networks), now(networks))
+    arrays = held.take(networks.fresh(networks.full, stream(0)).arrays)
+    weights = method.weigh(Reply(models={"model": Model(spec, arrays)}), networks)
+    assert (weights["body.0.linear.weight"], weights["head.weight"]) == (3, 3)
+    assert weights["stem.linear.bias"] == 3

@@ -1,0 +1,36 @@
+"""HeteroFL: label masks and the scaler, by hand."""
+
+import pytest
+import torch
+from width_rounds import Fixed, client, now, zoo
+
+from potluck.core import Model, Reply, stream
+from potluck.learn import MaskedCrossEntropy, class_mask
+from potluck.methods import HeteroFL
+from potluck.methods.bases.label_mask import class_rows
+
+
+def test_logits_of_classes_that_a_client_lacks_are_zero_but_still_count():
+    loss = MaskedCrossEntropy(class_mask([0, 1], 3))
+    found = loss(Fixed(2.0, -1.0, 5.0), {"x": torch.zeros(1, 1), "y": torch.tensor([0])})
+    assert found.item() == pytest.approx(0.169846, abs=1e-6)
+
+
+def test_rows_of_classes_that_a_client_lacks_are_left_out_of_the_head():
+    networks = zoo(0.5, hidden=2, depth=1)
+    method = HeteroFL()
+    spec, held = method.assign(client(networks), now(networks))
+    arrays = held.take(networks.fresh(networks.full, stream(0)).arrays)
+    reply = Reply(models={"model": Model(spec, arrays)}, metrics={"labels": [0, 2]})
+    weights = method.weigh(reply, networks)
+    assert set(class_rows(spec, networks)) == {"head.weight", "head.bias"}
+    assert weights["head.bias"].tolist() == [1, 0, 1]
+    assert weights["head.weight"].tolist() == [[1], [0], [1]]
+    assert weights[""] == 1
+
+
+def test_a_narrow_network_trains_with_a_scaler_and_the_full_one_without():
+    networks = zoo(0.25, 1.0, model="preresnet18", width=16)
+    small, large = (HeteroFL().assign(client(networks, tier), now(networks))[0] for tier in (0, 1))
+    assert (small.options["scaler"], large.options["scaler"]) == (0.25, 1.0)
+    assert HeteroFL(scaler=False).assign(client(networks), now(networks))[0].options["scaler"] == 1.0
