@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
 
 from potluck.ledger import FolderError, write_atomically
@@ -12,8 +13,6 @@ from potluck.report.markup import Markup, join, tag
 from potluck.report.picking import text
 from potluck.report.reading import read
 from potluck.report.records import Run
-from potluck.report.script import SCRIPT
-from potluck.report.style import CSS
 from potluck.report.summary import groups
 
 # The page may run its own script and style and reach nothing else, whatever a run's names hold.
@@ -54,11 +53,16 @@ def render(runs: Sequence[Run], page: Path, title: str | None = None) -> str:
             tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
             tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
             tag("title", f"{title} · Potluck"),
-            tag("style", Markup(CSS)),
+            tag("style", _asset("report.css")),
         ),
-        tag("body", _header(title, intro), tag("main", body), _footer(runs), tag("script", Markup(SCRIPT))),
+        tag("body", _header(title, intro), tag("main", body), _footer(runs), tag("script", _asset("report.js"))),
         lang="en",
     )
+
+
+def _asset(name: str) -> Markup:
+    """The text of a file in `assets`, as it goes into the page."""
+    return Markup("\n" + files("potluck.report").joinpath("assets", name).read_text(encoding="utf-8"))
 
 
 def _header(title: str, intro: Markup) -> Markup:

@@ -1,9 +1,3 @@
-"""How the page moves: reading values off a chart, hiding a series."""
-
-from __future__ import annotations
-
-# Text goes in by textContent alone: a client's name may look like markup.
-SCRIPT = """
 (() => {
   const tip = document.createElement('div');
   tip.className = 'tip'; tip.hidden = true; document.body.append(tip);
@@ -85,4 +79,3 @@ SCRIPT = """
     else if (!event.target.closest('svg[data-chart],svg[data-strip]')) tip.hidden = true;
   });
 })();
-"""
