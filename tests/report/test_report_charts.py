@@ -85,23 +85,23 @@ def test_text_and_attributes_are_escaped_and_markup_is_not() -> None:
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        (units.size(0), "0 B"),
-        (units.size(999), "999 B"),
-        (units.size(12_345_678), "12.3 MB"),
-        (units.duration(0.0123), "12.3 ms"),
-        (units.duration(0), "0 s"),
-        (units.duration(99.5), "99.5 s"),
-        (units.duration(200), "3 min 20 s"),
-        (units.duration(3600), "1 h"),
-        (units.duration(3599.9), "60 min"),
-        (units.duration(90_000), "1 d 1 h"),
-        (units.energy(4200), "4.2 kJ"),
-        (units.work(1.5e9), "1.5 GFLOP"),
-        (units.percent(0.9312), "93.1 %"),
-        (units.plus_minus(0.9, 0.012), "90.0 ± 1.2 %"),
-        (units.plus_minus(0.9, None), "90.0 %"),
-        (units.count(1_234_567), "1,234,567"),
-        (units.size(None), "—"),
+        (units.format_bytes(0), "0 B"),
+        (units.format_bytes(999), "999 B"),
+        (units.format_bytes(12_345_678), "12.3 MB"),
+        (units.format_seconds(0.0123), "12.3 ms"),
+        (units.format_seconds(0), "0 s"),
+        (units.format_seconds(99.5), "99.5 s"),
+        (units.format_seconds(200), "3 min 20 s"),
+        (units.format_seconds(3600), "1 h"),
+        (units.format_seconds(3599.9), "60 min"),
+        (units.format_seconds(90_000), "1 d 1 h"),
+        (units.format_joules(4200), "4.2 kJ"),
+        (units.format_flops(1.5e9), "1.5 GFLOP"),
+        (units.format_percent(0.9312), "93.1 %"),
+        (units.format_mean_sd(0.9, 0.012), "90.0 ± 1.2 %"),
+        (units.format_mean_sd(0.9, None), "90.0 %"),
+        (units.format_count(1_234_567), "1,234,567"),
+        (units.format_bytes(None), "—"),
     ],
 )
 def test_numbers_read_as_people_write_them(written: str, expected: str) -> None:
@@ -121,8 +121,8 @@ def test_the_terminal_table_has_a_row_per_tier_and_one_for_all(tmp_path: Path) -
     assert run.curve.final
     for words in ("watch", "phone", "laptop", "global", "22,666", "[red]FedAvg[/red]"):
         assert words in text
-    assert units.percent(run.curve.final.score) in text
-    assert units.size(run.totals.bytes_down) in text
+    assert units.format_percent(run.curve.final.score) in text
+    assert units.format_bytes(run.totals.bytes_down) in text
 
 
 def test_the_comparison_in_the_terminal_has_a_row_per_method(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from made_runs import made_run, manifest, task, write_folder
 from rich.console import Console
 
 from potluck.report import (
-    Measure,
+    MetricFormat,
     Run,
     compare_rows,
     compare_table,
@@ -106,13 +106,13 @@ def test_correlations_are_plain_numbers_everywhere(tmp_path: Path) -> None:
 
 
 def test_a_measure_says_its_unit() -> None:
-    share, correlation = Measure.named("f1"), Measure.named("pearson")
-    assert (share.words, share.unit, share.written(0.931), share.bare(0.9, 0.012)) == (
+    share, correlation = MetricFormat.of_metric("f1"), MetricFormat.of_metric("pearson")
+    assert (share.name, share.unit, share.format(0.931), share.format_cell(0.9, 0.012)) == (
         "F1",
         " in %",
         "93.1 %",
         "90.0 ± 1.2",
     )
-    assert (correlation.words, correlation.unit, correlation.written(0.931)) == ("Pearson correlation", "", "0.931")
-    assert (correlation.spread(0.9, 0.012), correlation.written(0.8, 0)) == ("0.900 ± 0.012", "0.80")
-    assert correlation.written(None) == "—"
+    assert (correlation.name, correlation.unit, correlation.format(0.931)) == ("Pearson correlation", "", "0.931")
+    assert (correlation.format_mean_sd(0.9, 0.012), correlation.format(0.8, 0)) == ("0.900 ± 0.012", "0.80")
+    assert correlation.format(None) == "—"

@@ -8,7 +8,7 @@ import pytest
 from made_runs import manifest, write_folder
 from rich.console import Console
 
-from potluck.report import Measure, Run, compare_rows, compare_table, read, write_report
+from potluck.report import MetricFormat, Run, compare_rows, compare_table, read, write_report
 from potluck.report.summary import main_target, targets
 
 CURVE = ((0, 0.1), (3, 0.55), (7, 0.83), (9, 0.86))
@@ -76,13 +76,17 @@ def test_the_printed_table_counts_to_the_first_named_target(tmp_path: Path) -> N
 def test_a_correlation_and_a_target_between_whole_percents_are_written_in_full(tmp_path: Path) -> None:
     assert "to 85.5% bytes" in head(made(tmp_path / "a", "[0.855]"))
     assert "to 0.85 bytes" in head(made(tmp_path / "b", "[0.85]", "matthews"))
-    assert [Measure.named("f1").target(value) for value in (0.5, 0.57, 0.9995, 1.0)] == [
+    assert [MetricFormat.of_metric("f1").format_target(value) for value in (0.5, 0.57, 0.9995, 1.0)] == [
         "50 %",
         "57 %",
         "99.95 %",
         "100 %",
     ]
-    assert [Measure.named("pearson").target(value) for value in (0.5, 0.855, -0.25)] == ["0.50", "0.855", "-0.25"]
+    assert [MetricFormat.of_metric("pearson").format_target(value) for value in (0.5, 0.855, -0.25)] == [
+        "0.50",
+        "0.855",
+        "-0.25",
+    ]
 
 
 def test_the_page_of_a_run_and_of_several_show_the_named_targets_only(tmp_path: Path) -> None:

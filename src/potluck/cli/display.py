@@ -72,9 +72,9 @@ def told(scores: Mapping[str, Any] | None, totals: Mapping[str, float]) -> str:
 
 
 def _share(value: float | None, metric: str) -> str:
-    from potluck.report import Measure
+    from potluck.report import MetricFormat
 
-    return "none" if value is None else Measure.named(metric).written(value).replace(" ", "")
+    return "none" if value is None else MetricFormat.of_metric(metric).format(value).replace(" ", "")
 
 
 def size(count: float) -> str:

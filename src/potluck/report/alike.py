@@ -11,7 +11,7 @@ from potluck.report.heat import heat
 from potluck.report.markup import Markup, tag
 from potluck.report.picking import Json, listing, mapping, number, text, whole
 from potluck.report.scale import Axis
-from potluck.report.units import percent
+from potluck.report.units import format_percent
 
 MOST = 20
 """Classes that have a colour of their own; with more, all points look alike."""
@@ -130,7 +130,7 @@ def _picture(plane: Plane, painted: dict[int, Series]) -> Markup:
         groups.setdefault(series, []).append((across, up, "" if label is None else f"class {label}"))
     marks: list[Mark] = [Dots(series, groups[series], 2.6) for series in sorted(groups, key=lambda one: one.key)]
     names = [
-        f"{name} component" + (f" ({percent(share, 0)} of variance)" if share is not None else "")
+        f"{name} component" + (f" ({format_percent(share, 0)} of variance)" if share is not None else "")
         for name, share in zip(("first", "second"), (*plane.shares, None, None), strict=False)
     ]
     return plot(marks, Axis(names[0]), Axis(names[1]), f"Features of {plane.tier} in the plane")

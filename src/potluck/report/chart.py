@@ -229,11 +229,11 @@ def _axes(x: Axis, y: Axis, across: Scale, up: Scale, height: float) -> Markup:
     for tick in up.ticks:
         place = f"{up(tick):.1f}"
         parts.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=place, y2=place, class_="grid"))
-        parts.append(tag("text", y.written(tick), x=LEFT - 6, y=place, dy="0.35em", text_anchor="end"))
+        parts.append(tag("text", y.format(tick), x=LEFT - 6, y=place, dy="0.35em", text_anchor="end"))
     for tick in across.ticks:
         at = across(tick)
         parts.append(tag("line", x1=at, x2=at, y1=foot, y2=foot + 4, class_="tick"))
-        parts.append(tag("text", x.written(tick), x=at, y=foot + 17, text_anchor="middle"))
+        parts.append(tag("text", x.format(tick), x=at, y=foot + 17, text_anchor="middle"))
     parts.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=foot, y2=foot, class_="base"))
     parts.append(tag("text", y.heading, x=4, y=14, class_="title"))
     parts.append(tag("text", x.heading, x=WIDTH - RIGHT, y=height - 6, text_anchor="end", class_="title"))

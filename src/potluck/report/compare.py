@@ -14,7 +14,6 @@ from potluck.report.figures import charts, figure, legend, section
 from potluck.report.headline import state
 from potluck.report.histogram import local_section
 from potluck.report.markup import Markup, fold, join, table, tag
-from potluck.report.measure import Measure, measure
 from potluck.report.needs import needs_section
 from potluck.report.picking import mapping, number, text
 from potluck.report.records import Curve, Line, Run
@@ -29,6 +28,7 @@ from potluck.report.summary import (
     groups,
     mean_sd,
     metric,
+    metric_format,
     ranked,
     rounds_to,
     rounds_to_average,
@@ -36,7 +36,18 @@ from potluck.report.summary import (
     tier_names,
 )
 from potluck.report.sweep import sweep_section
-from potluck.report.units import count, duration, energy, energy_unit, reached, size, size_unit, time_unit, work
+from potluck.report.units import (
+    MetricFormat,
+    byte_unit,
+    energy_unit,
+    format_bytes,
+    format_count,
+    format_flops,
+    format_joules,
+    format_mean_round,
+    format_seconds,
+    time_unit,
+)
 from potluck.report.verdict import LEVEL, lead, verdict
 
 Painted = list[tuple[Series, list[Run]]]
@@ -82,16 +93,16 @@ def _verdict(runs: Sequence[Run]) -> Markup | None:
 
 
 def _score_table(runs: Sequence[Run], tiers: Sequence[str]) -> Markup:
-    rows, judge = compare_rows(runs), measure(*runs)
+    rows, judge = compare_rows(runs), metric_format(*runs)
     local = ["local"] * any(_mean(row["local"]) is not None for row in rows)
     averaged = ["average"] * telling(runs)
     columns = [_column(judge, rows, partial(_plain, key)) for key in ("global", *averaged, *local)]
     columns += [_column(judge, rows, partial(_tier_share, name)) for name in tiers]
     columns += [_column(judge, rows, partial(_plain, key)) for key in ("clients", "worst", "best")]
-    starts = [[text(row["label"]) + _dagger(row), count(number(row["runs"]))] for row in rows]
+    starts = [[text(row["label"]) + _dagger(row), format_count(number(row["runs"]))] for row in rows]
     lines = [[*start, *cells] for start, *cells in zip(starts, *columns, strict=True)]
     head = ["", "runs", "global", *averaged, *local, *tiers, "client mean", "worst tenth", "by validation"]
-    what = judge.words
+    what = judge.name
     spread = "mean ± standard deviation over seeds (a single seed has no deviation)"
     notes = [f"Final {what}{judge.unit}, {spread}; green: highest."]
     notes += [f"“By validation” is the {what} at the round that validation would have chosen."]
@@ -115,7 +126,7 @@ def _tier_share(name: str, row: Row) -> object:
     return mapping(row["tiers"]).get(name)
 
 
-def _column(judge: Measure, rows: list[Row], pick: Callable[[Row], object]) -> list[str]:
+def _column(judge: MetricFormat, rows: list[Row], pick: Callable[[Row], object]) -> list[str]:
     """A column's cells, the highest marked; bounds are not ranked, nor is what clients score against a shared model."""
     best = lead({text(row["label"]): pick(row) for row in ranked(rows)})
     winner = best.label if best and best.margin >= LEVEL else None
@@ -127,12 +138,12 @@ def _cost_table(runs: Sequence[Run]) -> Markup:
     head = ["", "rounds", "down", "up", "compute", "time in the field", "energy"]
     groups_ = [("", 2), ("measured", 2), ("modelled", 3)]
     shown: dict[str, Callable[[float | None], str]] = {
-        "rounds": count,
-        "bytes_down": size,
-        "bytes_up": size,
-        "flops": work,
-        "device_seconds": duration,
-        "joules": energy,
+        "rounds": format_count,
+        "bytes_down": format_bytes,
+        "bytes_up": format_bytes,
+        "flops": format_flops,
+        "device_seconds": format_seconds,
+        "joules": format_joules,
     }
     rows = [
         [text(row["label"]), *(write(_mean(row[key])) for key, write in shown.items())] for row in compare_rows(runs)
@@ -145,9 +156,9 @@ def _mean(summary: object) -> float | None:
     return number(mapping(summary).get("mean"))
 
 
-def _share(judge: Measure, summary: object) -> str:
+def _share(judge: MetricFormat, summary: object) -> str:
     """Without a unit, which the table says once for all its cells."""
-    return judge.bare(_mean(summary), number(mapping(summary).get("sd")))
+    return judge.format_cell(_mean(summary), number(mapping(summary).get("sd")))
 
 
 def _curve_figure(caption: str, painted: Painted, curve: Callable[[Run], Curve]) -> Markup:
@@ -199,7 +210,7 @@ def _price_figure(
 
 def _traffic_figure(painted: Painted) -> Markup:
     caption = f"{capital(metric(*_runs(painted)))} against traffic, both directions (measured)"
-    return _price_figure(caption, "traffic so far", painted, lambda cost: cost.bytes, size_unit)
+    return _price_figure(caption, "traffic so far", painted, lambda cost: cost.bytes, byte_unit)
 
 
 def _time_figure(painted: Painted) -> Markup:
@@ -224,9 +235,12 @@ def _target_table(painted: Painted) -> Markup:
 def _until(painted: Painted, rounds: Callable[[Run, float], int | None]) -> Markup:
     """A row per method, a column per target; how many of its runs got there where not all did."""
     everyone = _runs(painted)
-    aims, judge = targets(*everyone), measure(*everyone)
-    rows = [[series.label, *(reached([rounds(run, aim) for run in runs]) for aim in aims)] for series, runs in painted]
-    return table(["", *(judge.target(aim) for aim in aims)], rows)
+    aims, judge = targets(*everyone), metric_format(*everyone)
+    rows = [
+        [series.label, *(format_mean_round([rounds(run, aim) for run in runs]) for aim in aims)]
+        for series, runs in painted
+    ]
+    return table(["", *(judge.format_target(aim) for aim in aims)], rows)
 
 
 def _run(run: Run, page: File) -> Markup:
@@ -235,7 +249,7 @@ def _run(run: Run, page: File) -> Markup:
     link = None
     if own.exists() and own.resolve() != page.resolve():
         link = tag("p", tag("a", "The full report of this run", href=_address(own, page)))
-    score = measure(run).written(run.curve.final.score) if run.curve.final else "no scores yet"
+    score = metric_format(run).format(run.curve.final.score) if run.curve.final else "no scores yet"
     return fold(f"{run.name}: {run.label}{seed} ({run.status}, {score})", state(run), link, brief(run))
 
 

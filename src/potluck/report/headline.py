@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from potluck.report.figures import card, cards
 from potluck.report.markup import Markup, table, tag
-from potluck.report.measure import Measure, measure
 from potluck.report.records import Curve, Run, Tier, Totals
-from potluck.report.summary import capital, metric
-from potluck.report.units import GAP, count, duration, energy, size, work
+from potluck.report.summary import capital, metric, metric_format
+from potluck.report.units import (
+    GAP,
+    MetricFormat,
+    format_bytes,
+    format_count,
+    format_flops,
+    format_joules,
+    format_seconds,
+)
 
 
 def state(run: Run) -> Markup:
@@ -28,42 +35,48 @@ def numbers(run: Run) -> Markup:
             _clients(run),
             card(
                 "Traffic (measured)",
-                size(totals.bytes),
-                f"{size(totals.bytes_down)} down",
-                f"{size(totals.bytes_up)} up",
+                format_bytes(totals.bytes),
+                f"{format_bytes(totals.bytes_down)} down",
+                f"{format_bytes(totals.bytes_up)} up",
             ),
-            card("Time in the field (modelled)", duration(run.device_seconds), "slowest device of every round, summed"),
-            card("Energy (modelled)", energy(totals.joules), "all devices together"),
-            card("Time here (measured)", duration(run.seconds), f"{run.done} rounds on the machine that ran this"),
+            card(
+                "Time in the field (modelled)",
+                format_seconds(run.device_seconds),
+                "slowest device of every round, summed",
+            ),
+            card("Energy (modelled)", format_joules(totals.joules), "all devices together"),
+            card(
+                "Time here (measured)", format_seconds(run.seconds), f"{run.done} rounds on the machine that ran this"
+            ),
         ]
     )
 
 
 def _score(run: Run) -> Markup:
-    curve, judge = run.curve, measure(run)
-    what = judge.words
+    curve, judge = run.curve, metric_format(run)
+    what = judge.name
     final, best = curve.final, curve.best
     title = f"{capital(what)}, mean over clients" if curve.on_clients else f"Test {what}"
     after = f"after round {final.round}" if final else "no scores yet"
     known = best is not None and best.score is not None
-    chosen = f"{judge.written(best.score)} at round {best.round}, chosen by validation" if best and known else ""
-    return card(title, judge.written(final.score if final else None), after, chosen, _local(curve, judge))
+    chosen = f"{judge.format(best.score)} at round {best.round}, chosen by validation" if best and known else ""
+    return card(title, judge.format(final.score if final else None), after, chosen, _local(curve, judge))
 
 
-def _local(curve: Curve, judge: Measure) -> str:
+def _local(curve: Curve, judge: MetricFormat) -> str:
     mean = curve.local.local.mean if curve.local else None
-    return f"local: {judge.written(mean)}, each client's own examples and classes" if mean is not None else ""
+    return f"local: {judge.format(mean)}, each client's own examples and classes" if mean is not None else ""
 
 
 def _clients(run: Run) -> Markup:
     spread = run.curve.final.clients if run.curve.final else None
     if spread is None or spread.mean is None:
-        return card("Clients", count(run.clients), f"no {metric(run)} per client recorded")
+        return card("Clients", format_count(run.clients), f"no {metric(run)} per client recorded")
     return card(
         "Spread over clients",
-        measure(run).spread(spread.mean, spread.sd),
-        f"worst tenth {measure(run).written(spread.worst)}",
-        f"{count(spread.count)} clients, each on its own examples",
+        metric_format(run).format_mean_sd(spread.mean, spread.sd),
+        f"worst tenth {metric_format(run).format(spread.worst)}",
+        f"{format_count(spread.count)} clients, each on its own examples",
     )
 
 
@@ -76,26 +89,26 @@ def tier_table(run: Run) -> Markup:
     """The score per tier, and over its clients."""
     head = ["", "clients", "parameters", "final", "by validation", "client mean ± sd", "worst tenth"]
     rows = [
-        _scores(tier.name, tier.clients, tier.parameters, tier.curve, measure(run))
+        _scores(tier.name, tier.clients, tier.parameters, tier.curve, metric_format(run))
         for tier in run.tiers
         if tier.curve.points or tier.clients
     ]
-    rows.append(_scores(everyone(run.curve), run.clients, None, run.curve, measure(run)))
+    rows.append(_scores(everyone(run.curve), run.clients, None, run.curve, metric_format(run)))
     return table(head, rows)
 
 
-def _scores(name: str, clients: int | None, parameters: int | None, curve: Curve, judge: Measure) -> list[str]:
+def _scores(name: str, clients: int | None, parameters: int | None, curve: Curve, judge: MetricFormat) -> list[str]:
     final, best = curve.final, curve.best
     spread = final.clients if final else None
     mark = " †" if curve.on_clients else ""
     return [
         name,
-        count(clients),
-        count(parameters) if parameters is not None else "",
-        judge.written(final.score if final else None) + mark,
-        judge.written(best.score if best else None),
-        judge.spread(spread.mean, spread.sd) if spread else GAP,
-        judge.written(spread.worst if spread else None),
+        format_count(clients),
+        format_count(parameters) if parameters is not None else "",
+        judge.format(final.score if final else None) + mark,
+        judge.format(best.score if best else None),
+        judge.format_mean_sd(spread.mean, spread.sd) if spread else GAP,
+        judge.format(spread.worst if spread else None),
     ]
 
 
@@ -110,9 +123,9 @@ def beside_table(run: Run) -> Markup | None:
     if run.metric == "accuracy" or not found:
         return None
     names = list(dict.fromkeys(name for _, beside in found for name in beside))
-    scores = {name: Measure.named(name) for name in names}
-    rows = [[name, *(scores[score].written(beside.get(score)) for score in names)] for name, beside in found]
-    return table(["beside it", *(score.words.replace("f1 ", "F1 ") for score in scores.values())], rows)
+    scores = {name: MetricFormat.of_metric(name) for name in names}
+    rows = [[name, *(scores[score].format(beside.get(score)) for score in names)] for name, beside in found]
+    return table(["beside it", *(score.name.replace("f1 ", "F1 ") for score in scores.values())], rows)
 
 
 def dagger(run: Run) -> Markup | None:
@@ -138,17 +151,23 @@ def _costs(tier: Tier) -> list[str]:
     return [
         tier.name,
         ", ".join(filter(None, [tier.profile, *shape])) or GAP,
-        size(each(one.bytes_down)),
-        size(each(one.bytes_up)),
-        work(each(one.flops)),
-        size(one.memory),
-        duration(each(one.modelled_seconds)),
-        energy(each(one.joules)),
-        size(all_.bytes),
-        duration(all_.measured_seconds),
-        energy(all_.joules),
+        format_bytes(each(one.bytes_down)),
+        format_bytes(each(one.bytes_up)),
+        format_flops(each(one.flops)),
+        format_bytes(one.memory),
+        format_seconds(each(one.modelled_seconds)),
+        format_joules(each(one.joules)),
+        format_bytes(all_.bytes),
+        format_seconds(all_.measured_seconds),
+        format_joules(all_.joules),
     ]
 
 
 def _sum(totals: Totals) -> list[str]:
-    return ["all", *[""] * 7, size(totals.bytes), duration(totals.measured_seconds), energy(totals.joules)]
+    return [
+        "all",
+        *[""] * 7,
+        format_bytes(totals.bytes),
+        format_seconds(totals.measured_seconds),
+        format_joules(totals.joules),
+    ]

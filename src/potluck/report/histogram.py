@@ -9,12 +9,11 @@ from potluck.report.chart import Mark, Series, plot
 from potluck.report.counted import Bars, Upright
 from potluck.report.figures import charts, figure, section
 from potluck.report.markup import Markup, tag
-from potluck.report.measure import Measure, measure
 from potluck.report.picking import number
 from potluck.report.records import Run, Spread
 from potluck.report.scale import Axis
-from potluck.report.summary import mean_sd
-from potluck.report.units import count
+from potluck.report.summary import mean_sd, metric_format
+from potluck.report.units import MetricFormat, format_count
 
 BINS = 20
 MEANING = "The shared model on each client's own test examples, choosing among the classes that the client owns"
@@ -34,11 +33,11 @@ def local_figure(run: Run) -> Markup | None:
     point = run.curve.local
     if point is None or not any(binned(point.local.values)):
         return None
-    spread, judge = point.local, measure(run)
-    worst = f", worst tenth {judge.written(spread.worst)}" if spread.worst is not None else ""
-    note = f"{MEANING}. Round {point.round}: {judge.spread(spread.mean, spread.sd)}{worst}."
+    spread, judge = point.local, metric_format(run)
+    worst = f", worst tenth {judge.format(spread.worst)}" if spread.worst is not None else ""
+    note = f"{MEANING}. Round {point.round}: {judge.format_mean_sd(spread.mean, spread.sd)}{worst}."
     series = Series("local", "local", "var(--c0)")
-    return figure(f"Local {judge.words}", _chart(series, spread, _top([spread]), judge), (), note)
+    return figure(f"Local {judge.name}", _chart(series, spread, _top([spread]), judge), (), note)
 
 
 def local_section(painted: Sequence[tuple[Series, list[Run]]]) -> Markup | None:
@@ -48,10 +47,10 @@ def local_section(painted: Sequence[tuple[Series, list[Run]]]) -> Markup | None:
     if not shown:
         return None
     top = _top([spread for _, spread in shown])
-    judge = measure(*(run for _, runs in painted for run in runs))
+    judge = metric_format(*(run for _, runs in painted for run in runs))
     figures = [figure(series.label, _chart(series, spread, top, judge)) for series, spread in shown]
     note = f"{MEANING}; last scored round, the clients of all seeds together."
-    return section(f"Local {judge.words}", tag("p", note, class_="note"), charts(*figures, small=True))
+    return section(f"Local {judge.name}", tag("p", note, class_="note"), charts(*figures, small=True))
 
 
 def pooled(runs: Sequence[Run]) -> Spread:
@@ -67,7 +66,7 @@ def _top(spreads: Sequence[Spread]) -> float:
     return math.ceil(10 * highest - 1e-9) / 10
 
 
-def _chart(series: Series, spread: Spread, top: float, judge: Measure) -> Markup:
+def _chart(series: Series, spread: Spread, top: float, judge: MetricFormat) -> Markup:
     counts = binned(spread.values)
     clients = sum(counts)
     bars = [
@@ -76,13 +75,13 @@ def _chart(series: Series, spread: Spread, top: float, judge: Measure) -> Markup
     ]
     marks: list[Mark] = [Bars(series, bars)]
     if spread.mean is not None and 0 <= spread.mean <= 1:
-        marks.append(Upright(spread.mean, f"mean {judge.written(spread.mean)}"))
-    what = f"local {judge.words}"
+        marks.append(Upright(spread.mean, f"mean {judge.format(spread.mean)}"))
+    what = f"local {judge.name}"
     across = Axis(what, "percent" if judge.percent else "plain", low=0.0, high=1.0)
     up = Axis("share of clients", "percent", low=0.0, high=top)
     return plot(marks, across, up, f"Clients by {what}: {series.label}")
 
 
-def _tip(index: int, many: int, clients: int, judge: Measure) -> str:
-    low, high = (judge.written(edge / BINS, 0) for edge in (index, index + 1))
-    return f"{low.removesuffix(' %')} to {high}: {count(many)} of {count(clients)} clients"
+def _tip(index: int, many: int, clients: int, judge: MetricFormat) -> str:
+    low, high = (judge.format(edge / BINS, 0) for edge in (index, index + 1))
+    return f"{low.removesuffix(' %')} to {high}: {format_count(many)} of {format_count(clients)} clients"

@@ -9,7 +9,7 @@ from potluck.report.coverage import at_random, milestones, rolling, rounds_until
 from potluck.report.markup import Markup, join, table, tag
 from potluck.report.picking import whole
 from potluck.report.records import Run
-from potluck.report.units import count, reached, short
+from potluck.report.units import format_count, format_mean_round, format_short
 
 Painted = Sequence[tuple[Series, list[Run]]]
 
@@ -26,7 +26,7 @@ def milestone_table(painted: Painted) -> Markup | None:
     marked = any(cell.endswith("‡") for row in rows for cell in row[1:])
     note = _theory_note(parts, everyone) + (" ‡ Below m·I: the formula holds for many windows." if marked else "")
     title = tag("h3", "Rounds until every unit was trained at least m times")
-    head = ["m", *(count(step) for step in steps)]
+    head = ["m", *(format_count(step) for step in steps)]
     return join(title, tag("p", note, class_="note"), table(head, rows))
 
 
@@ -35,11 +35,11 @@ def _followed(run: Run) -> bool:
 
 
 def _row(label: str, runs: list[Run], steps: list[int]) -> list[str]:
-    return [label, *(reached([rounds_until(run, step) for run in runs]) for step in steps)]
+    return [label, *(format_mean_round([rounds_until(run, step) for run in runs]) for step in steps)]
 
 
 def _theory_rows(parts: int, steps: list[int]) -> list[list[str]]:
-    turns = [short(rolling(parts, step)) for step in steps]
+    turns = [format_short(rolling(parts, step)) for step in steps]
     draws = [_drawn(parts, step) for step in steps]
     return [["theory, rolling", *turns], ["theory, random", *draws]]
 
@@ -47,7 +47,7 @@ def _theory_rows(parts: int, steps: list[int]) -> list[list[str]]:
 def _drawn(parts: int, step: int) -> str:
     """The formula is for many windows: with few it falls below what even taking turns needs, and is marked."""
     value = at_random(parts, step)
-    return short(value) + (" ‡" if value is not None and value < rolling(parts, step) else "")
+    return format_short(value) + (" ‡" if value is not None and value < rolling(parts, step) else "")
 
 
 def _theory_note(parts: int | str, runs: Sequence[Run]) -> str:
@@ -56,4 +56,4 @@ def _theory_note(parts: int | str, runs: Sequence[Run]) -> str:
     words = f"Theory (FedRolex's paper) for one sub-model a round that holds one of I = {parts} disjoint windows:"
     words += " m·I when windows are taken in turn, I·log I + I·(m-1)·log log I when drawn at random."
     cohort = max((whole(run.manifest.get("cohort")) or 1 for run in runs), default=1)
-    return words + (f" Here a round trains up to {count(cohort)} sub-models." if cohort > 1 else "")
+    return words + (f" Here a round trains up to {format_count(cohort)} sub-models." if cohort > 1 else "")

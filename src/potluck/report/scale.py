@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from potluck.report.units import short
+from potluck.report.units import format_short
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class Axis:
     tight: bool = False
     """Whether it ends with its values and not on the next tick."""
 
-    def written(self, value: float) -> str:
+    def format(self, value: float) -> str:
         """A tick's label; the unit stands in the title."""
-        return f"{100 * value:.3g} %" if self.kind == "percent" else short(value)
+        return f"{100 * value:.3g} %" if self.kind == "percent" else format_short(value)
 
     @property
     def heading(self) -> str:

@@ -11,14 +11,22 @@ from potluck.report.figures import charts, figure, meters, section
 from potluck.report.headline import beside_table, cost_table, dagger, everyone, numbers, tier_table
 from potluck.report.histogram import local_figure
 from potluck.report.markup import Markup, fold, join, table, tag
-from potluck.report.measure import measure
 from potluck.report.promise import promise_note
 from potluck.report.records import Curve, Line, Point, Run, Tier
 from potluck.report.scale import Axis
 from potluck.report.skyline import run_section
-from potluck.report.summary import Spent, capital, metric, reached, spent, targets
+from potluck.report.summary import Spent, capital, metric, metric_format, reached, spent, targets
 from potluck.report.taught import taught_section
-from potluck.report.units import count, duration, energy, energy_unit, percent, size, size_unit, time_unit
+from potluck.report.units import (
+    byte_unit,
+    energy_unit,
+    format_bytes,
+    format_count,
+    format_joules,
+    format_percent,
+    format_seconds,
+    time_unit,
+)
 
 ROUNDS = Axis("round", "whole", low=0.0, tight=True)
 DASH = "4 4"
@@ -26,8 +34,8 @@ DASH = "4 4"
 
 def judged(*runs: Run) -> Axis:
     """The axis of the score that runs are judged by."""
-    judge = measure(*runs)
-    return Axis(judge.words, "percent" if judge.percent else "plain")
+    judge = metric_format(*runs)
+    return Axis(judge.name, "percent" if judge.percent else "plain")
 
 
 def body(run: Run) -> Markup:
@@ -132,7 +140,7 @@ def _price_figures(run: Run) -> list[Markup]:
         (up, lambda cost: cost.bytes_up),
     ]
     lines = [(series, against(run, amount)) for series, amount in amounts]
-    factor, unit = size_unit(max((x for _, line in lines for x, _ in line), default=0.0))
+    factor, unit = byte_unit(max((x for _, line in lines for x, _ in line), default=0.0))
     marks = [Path(series, [(x / factor, y) for x, y in line]) for series, line in lines]
     what = f"{capital(metric(run))} against traffic"
     chart = plot(marks, Axis("traffic so far", unit=unit, count=7, tight=True), judged(run), what)
@@ -166,9 +174,13 @@ def _target_table(run: Run) -> Markup:
     for target in targets(run):
         done = reached(run.curve, target)
         cost = costs.get(done) if done is not None else None
-        bill = [size(cost.bytes), duration(cost.device_seconds), energy(cost.joules)] if cost else [size(None)] * 3
-        when = [count(done), *(count(reached(tier.curve, target)) for tier in tiers)]
-        rows.append([measure(run).target(target), *when, *bill])
+        bill = (
+            [format_bytes(cost.bytes), format_seconds(cost.device_seconds), format_joules(cost.joules)]
+            if cost
+            else [format_bytes(None)] * 3
+        )
+        when = [format_count(done), *(format_count(reached(tier.curve, target)) for tier in tiers)]
+        rows.append([metric_format(run).format_target(target), *when, *bill])
     head = ["target", everyone(run.curve), *(tier.name for tier in tiers), "traffic", "time", "energy"]
     groups = [("", 1), ("reached at round", 1 + len(tiers)), ("spent by then, all clients", 3)]
     note = "First scored round at or above the target. Traffic is measured; time and energy are modelled."
@@ -179,15 +191,16 @@ def _cost(run: Run) -> list[Markup]:
     tiers = tier_series(run)
     each = [(series, tier, tier.accepted) for series, tier in tiers]
     sizes = [
-        (series, float(tier.parameters), count(tier.parameters))
+        (series, float(tier.parameters), format_count(tier.parameters))
         for series, tier in tiers
         if tier.parameters is not None
     ]
-    traffic = [(series, t.per_visit(t.bytes), size(t.per_visit(t.bytes))) for series, _, t in each]
+    traffic = [(series, t.per_visit(t.bytes), format_bytes(t.per_visit(t.bytes))) for series, _, t in each]
     seconds = [
-        (series, t.per_visit(t.modelled_seconds), duration(t.per_visit(t.modelled_seconds))) for series, _, t in each
+        (series, t.per_visit(t.modelled_seconds), format_seconds(t.per_visit(t.modelled_seconds)))
+        for series, _, t in each
     ]
-    joules = [(series, t.per_visit(t.joules), energy(t.per_visit(t.joules))) for series, _, t in each]
+    joules = [(series, t.per_visit(t.joules), format_joules(t.per_visit(t.joules))) for series, _, t in each]
     bars = [
         meters("Parameters", sizes, "counted"),
         meters("Traffic", traffic, "measured, per client and round"),
@@ -216,7 +229,9 @@ def _class_figure(run: Run) -> Markup | None:
             if value is not None
         ]
         if values:
-            tips = [(place, value, f"class {place:g}, {series.label}: {percent(value)}") for place, value in values]
+            tips = [
+                (place, value, f"class {place:g}, {series.label}: {format_percent(value)}") for place, value in values
+            ]
             whole = series.key == "whole"
             paint = Series(series.key, series.label, "var(--c6)") if whole else series
             marks.append(Columns(paint, tips) if whole else Dots(series, tips))
@@ -251,12 +266,12 @@ def spread_figure(run: Run) -> Markup | None:
 def trouble(run: Run) -> Markup:
     """Replies that did not count and warnings; a plain word where there were none."""
     totals, parts = run.totals, []
-    lost = f"{count(totals.absent)} absent, {count(totals.quarantined)} quarantined"
-    parts.append(tag("p", f"{count(totals.accepted)} replies accepted, {lost}."))
+    lost = f"{format_count(totals.absent)} absent, {format_count(totals.quarantined)} quarantined"
+    parts.append(tag("p", f"{format_count(totals.accepted)} replies accepted, {lost}."))
     if run.faults:
         head = ["outcome", "tier", "reason", "times", "rounds"]
         rows = [
-            [f.outcome, f.tier, f.reason or "no reason given", count(f.times), _span(f.first, f.last)]
+            [f.outcome, f.tier, f.reason or "no reason given", format_count(f.times), _span(f.first, f.last)]
             for f in run.faults
         ]
         parts.append(table(head, rows[:30], kind="words"))

@@ -12,7 +12,7 @@ from potluck.report.markup import Markup, join, table, tag
 from potluck.report.milestones import Painted, milestone_table
 from potluck.report.records import Coverage, Run
 from potluck.report.scale import Axis
-from potluck.report.units import count, short
+from potluck.report.units import format_count, format_short
 
 TITLE = "How often each unit was trained"
 GROUPS = 8
@@ -35,7 +35,7 @@ def run_section(run: Run) -> Markup | None:
 def _how_to_read(run: Run, top: float) -> Markup:
     left_out = len(run.coverage) - GROUPS
     words = "Units from left to right; height and shade: how often each was trained, over clients and rounds."
-    words += f" All groups share one scale, from 0 to {short(top)}."
+    words += f" All groups share one scale, from 0 to {format_short(top)}."
     words += f" The {GROUPS} largest groups of {len(run.coverage)} are shown." if left_out > 0 else ""
     return tag("p", words, class_="note")
 
@@ -46,7 +46,10 @@ def _strip(one: Coverage, top: float) -> Markup:
     least, mean, most = numbers(one)
     words = f"least {least} · mean {mean} · most {most}"
     head = tag(
-        "div", tag("b", one.name), tag("span", "1 unit" if units == 1 else f"{count(units)} units"), tag("span", words)
+        "div",
+        tag("b", one.name),
+        tag("span", "1 unit" if units == 1 else f"{format_count(units)} units"),
+        tag("span", words),
     )
     towers = tag(
         "svg",
@@ -57,15 +60,15 @@ def _strip(one: Coverage, top: float) -> Markup:
         aria_label=f"{one.name}, {units} units: {words}",
         data_strip=_readable(drawn),
     )
-    none = tag("b", f"{count(never(one))} never trained") if never(one) else None
-    foot = tag("div", tag("span", "unit 0"), none, tag("span", count(units - 1)))
+    none = tag("b", f"{format_count(never(one))} never trained") if never(one) else None
+    foot = tag("div", tag("span", "unit 0"), none, tag("span", format_count(units - 1)))
     return tag("div", head, towers, foot, class_="strip")
 
 
 def numbers(one: Coverage) -> list[str]:
     """The least, the mean and the most often a unit of the group was trained."""
     known = one.known
-    return [short(min(known)), short(sum(known) / len(known)), short(max(known))]
+    return [format_short(min(known)), format_short(sum(known) / len(known)), format_short(max(known))]
 
 
 def never(one: Coverage) -> int:
@@ -147,7 +150,7 @@ def _steps_figure(painted: Painted) -> Markup | None:
     chart = plot([Steps(*step) for step in steps], across, TIMES, f"Times each unit of {name} was trained, by method")
     size = steps[0][1][0].last + 1
     bands = f" Each step: the mean of {size} units; band: lowest to highest." if size > 1 else ""
-    note = f"The largest group, {count(units)} units; counted over clients and rounds.{bands}"
+    note = f"The largest group, {format_count(units)} units; counted over clients and rounds.{bands}"
     return figure(f"Units of {name}", chart, (), note)
 
 
@@ -165,5 +168,5 @@ def _count_table(painted: Painted) -> Markup | None:
     if not found:
         return None
     head = ["", "least", "mean", "most", "never trained"]
-    rows = [[series.label, *numbers(one), count(never(one))] for series, one in found]
+    rows = [[series.label, *numbers(one), format_count(never(one))] for series, one in found]
     return join(tag("h3", f"Times a unit of {found[0][1].name} was trained"), table(head, rows))

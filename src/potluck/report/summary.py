@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from potluck.report.average import average, telling
-from potluck.report.measure import measure
 from potluck.report.needs import facts
 from potluck.report.records import Curve, Run
+from potluck.report.units import CORRELATIONS, MetricFormat
 
 TARGETS = (0.5, 0.8, 0.9, 0.95)
 """The scores to which rounds are counted where runs name none; the second is the one where there is room for one."""
@@ -111,9 +111,15 @@ def _chosen(curve: Curve) -> float | None:
     return curve.best.score if curve.best else None
 
 
+def metric_format(*runs: Run) -> MetricFormat:
+    """How to write the metric that the runs share; if their metrics differ it is called just "score"."""
+    names = {run.metric for run in runs}
+    return MetricFormat.of_metric(names.pop()) if len(names) == 1 else MetricFormat("score", not names & CORRELATIONS)
+
+
 def metric(*runs: Run) -> str:
-    """What the score that runs are judged by is called; just that where they differ in it."""
-    return measure(*runs).words
+    """The name of the metric that the runs share, as text."""
+    return metric_format(*runs).name
 
 
 def capital(words: str) -> str:

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from potluck.report.chart import Band, Mark, Path, palette, plot
 from potluck.report.figures import charts, figure, legend, section
 from potluck.report.markup import Markup, table, tag
-from potluck.report.measure import Measure, measure
 from potluck.report.picking import number
 from potluck.report.records import Run
 from potluck.report.scale import Axis
 from potluck.report.single import judged
-from potluck.report.summary import Row, mean_sd, metric
+from potluck.report.summary import Row, mean_sd, metric, metric_format
+from potluck.report.units import MetricFormat
 
 Cells = dict[str, dict[str, Row]]
 """Mean and deviation by method, then by variant."""
@@ -24,14 +24,14 @@ def sweep_section(runs: Sequence[Run]) -> Markup | None:
     variants = list(dict.fromkeys(run.variant for run in runs))
     if len(variants) < 2:
         return None
-    found, judge = cells(runs), measure(*runs)
+    found, judge = cells(runs), metric_format(*runs)
     if all(len(across) < 2 for across in found.values()):  # every method has a variant of its own: nothing varies
         return None
     rows = [
         [method, *(_written(across[each], judge) if each in across else "" for each in variants)]
         for method, across in found.items()
     ]
-    note = f"Final {judge.words}{judge.unit}, mean ± standard deviation over seeds."
+    note = f"Final {judge.name}{judge.unit}, mean ± standard deviation over seeds."
     words = tag("p", note, class_="note")
     return section("What varies", words, table(["", *variants], rows), _chart(found, scaled(variants), runs))
 
@@ -60,8 +60,8 @@ def scaled(variants: Sequence[str]) -> tuple[str, dict[str, float]] | None:
     return title, {name: float(match[2]) for name, match in found.items() if match}
 
 
-def _written(cell: Row, judge: Measure) -> str:
-    return judge.bare(number(cell["mean"]), number(cell["sd"]))
+def _written(cell: Row, judge: MetricFormat) -> str:
+    return judge.format_cell(number(cell["mean"]), number(cell["sd"]))
 
 
 def _chart(found: Cells, scale: tuple[str, dict[str, float]] | None, runs: Sequence[Run]) -> Markup | None:

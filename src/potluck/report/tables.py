@@ -7,12 +7,20 @@ from itertools import product
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
-from potluck.report.measure import Measure, measure
 from potluck.report.needs import KEY, NEEDS, needed
 from potluck.report.picking import mapping, number, text
 from potluck.report.records import Curve, Run, Totals
-from potluck.report.summary import Row, compare_rows, main_target, metric, tier_names
-from potluck.report.units import GAP, count, duration, energy, short, size, work
+from potluck.report.summary import Row, compare_rows, main_target, metric, metric_format, tier_names
+from potluck.report.units import (
+    GAP,
+    MetricFormat,
+    format_bytes,
+    format_count,
+    format_flops,
+    format_joules,
+    format_seconds,
+    format_short,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,7 +39,15 @@ def run_table(run: Run) -> Table:
     for tier in run.tiers:
         sums = _sums(tier.totals, tier.totals.modelled_seconds)
         table.add_row(
-            *_plain([tier.name, _score(tier.curve, measure(run)), count(tier.clients), count(tier.parameters), *sums])
+            *_plain(
+                [
+                    tier.name,
+                    _score(tier.curve, metric_format(run)),
+                    format_count(tier.clients),
+                    format_count(tier.parameters),
+                    *sums,
+                ]
+            )
         )
     table.add_section()
     sums = _sums(run.totals, run.device_seconds)
@@ -39,8 +55,8 @@ def run_table(run: Run) -> Table:
         *_plain(
             [
                 "all clients" if run.curve.on_clients else "global",
-                _score(run.curve, measure(run)),
-                count(run.clients),
+                _score(run.curve, metric_format(run)),
+                format_count(run.clients),
                 "",
                 *sums,
             ]
@@ -57,11 +73,11 @@ def compare_table(runs: Sequence[Run], width: int | None = None) -> Table:
     then computing and, unless a recipe names its target, rounds to one; where the tiers do not fit either, they are
     shown without their spread, then as one range from the lowest to the highest, and at last without their average.
     """
-    judge, rows = measure(*runs), compare_rows(runs)
+    judge, rows = metric_format(*runs), compare_rows(runs)
     lines = _fitting(runs, rows, width or get_terminal_size().columns)
     most = max((int(number(row["runs"]) or 0) for row in rows), default=0)
     spread = f", mean ± sd over {most} seeds" if most > 1 else ""
-    table = _table(f"Final test {judge.words}{judge.unit}{spread}, and cost", lines[0])
+    table = _table(f"Final test {judge.name}{judge.unit}{spread}, and cost", lines[0])
     for number_, (row, line) in enumerate(zip(rows, lines[1:], strict=True)):
         if number_ and _kind(row) != _kind(rows[number_ - 1]):
             table.add_section()
@@ -86,7 +102,7 @@ def needs_table(runs: Sequence[Run], width: int | None = None) -> Table | None:
 def _fitting(runs: Sequence[Run], rows: list[Row], room: int) -> list[list[str]]:
     """The head and the lines of the widest way to show a comparison in so many characters, or else the narrowest."""
     most = max((int(number(row["runs"]) or 0) for row in rows), default=0)
-    judge, target = measure(*runs), main_target(*runs)
+    judge, target = metric_format(*runs), main_target(*runs)
     asked = any(run.targets for run in runs)
     ways = _ways(tier_names(runs), rows, judge)
     lines: list[list[str]] = []
@@ -124,7 +140,9 @@ def _captions(rows: list[Row], head: list[str]) -> Iterator[str]:
 def _method(row: Row, most: int) -> str:
     mark = " †" * (row["scored_on"] == "clients") + " ‡" * bool(row["bound"])
     return (
-        text(row["label"]) + mark + (f" ({count(number(row['runs']))} of them)" if number(row["runs"]) != most else "")
+        text(row["label"])
+        + mark
+        + (f" ({format_count(number(row['runs']))} of them)" if number(row["runs"]) != most else "")
     )
 
 
@@ -138,13 +156,13 @@ def _local(rows: list[Row]) -> list[str]:
     return ["local"] * any(_mean(row["local"]) is not None for row in rows)
 
 
-def _target(judge: Measure, target: float) -> str:
-    return f"to {judge.target(target).replace(' ', '')}"
+def _target(judge: MetricFormat, target: float) -> str:
+    return f"to {judge.format_target(target).replace(' ', '')}"
 
 
 def _rounds(row: Row, target: float) -> str:
     """Rounds until the target, of the runs that reached it."""
-    return short(_mean(mapping(row["rounds_to"]).get(str(target))))
+    return format_short(_mean(mapping(row["rounds_to"]).get(str(target))))
 
 
 def _cost_names(more: bool) -> list[str]:
@@ -152,11 +170,18 @@ def _cost_names(more: bool) -> list[str]:
 
 
 def _costs(row: Row, more: bool) -> list[str]:
-    computing = [work(_mean(row["flops"]))] * more
-    return [size(_mean(row["bytes"])), *computing, duration(_mean(row["device_seconds"])), energy(_mean(row["joules"]))]
+    computing = [format_flops(_mean(row["flops"]))] * more
+    return [
+        format_bytes(_mean(row["bytes"])),
+        *computing,
+        format_seconds(_mean(row["device_seconds"])),
+        format_joules(_mean(row["joules"])),
+    ]
 
 
-def _ways(tiers: list[str], rows: list[Row], judge: Measure) -> Iterator[tuple[list[str], list[str], list[list[str]]]]:
+def _ways(
+    tiers: list[str], rows: list[Row], judge: MetricFormat
+) -> Iterator[tuple[list[str], list[str], list[list[str]]]]:
     """The scores of the whole run, and the tiers' columns, from the widest way to show them to the narrowest."""
     found = [[mapping(row["tiers"]).get(name) for name in tiers] for row in rows]
     keys, fewer = ["global", *_average(rows), *_local(rows)], ["global", *_local(rows)]
@@ -168,9 +193,9 @@ def _ways(tiers: list[str], rows: list[Row], judge: Measure) -> Iterator[tuple[l
         yield fewer, *folded
 
 
-def _range(means: list[float | None], judge: Measure) -> str:
+def _range(means: list[float | None], judge: MetricFormat) -> str:
     known = [mean for mean in means if mean is not None]
-    return f"{judge.bare(min(known))} to {judge.bare(max(known))}" if known else GAP
+    return f"{judge.format_cell(min(known))} to {judge.format_cell(max(known))}" if known else GAP
 
 
 def _needs(lines: list[list[str]]) -> int:
@@ -208,17 +233,22 @@ def _plain(cells: list[str]) -> list[Text]:
     return [Text(cell) for cell in cells]
 
 
-def _score(curve: Curve, judge: Measure) -> str:
-    return judge.written(curve.final.score if curve.final else None) + (" †" if curve.on_clients else "")
+def _score(curve: Curve, judge: MetricFormat) -> str:
+    return judge.format(curve.final.score if curve.final else None) + (" †" if curve.on_clients else "")
 
 
 def _sums(totals: Totals, seconds: float | None) -> list[str]:
-    return [size(totals.bytes_down), size(totals.bytes_up), duration(seconds), energy(totals.joules)]
+    return [
+        format_bytes(totals.bytes_down),
+        format_bytes(totals.bytes_up),
+        format_seconds(seconds),
+        format_joules(totals.joules),
+    ]
 
 
 def _mean(summary: object) -> float | None:
     return number(mapping(summary).get("mean"))
 
 
-def _share(summary: object, judge: Measure) -> str:
-    return judge.bare(_mean(summary), number(mapping(summary).get("sd"))).replace(" ± ", "±")
+def _share(summary: object, judge: MetricFormat) -> str:
+    return judge.format_cell(_mean(summary), number(mapping(summary).get("sd"))).replace(" ± ", "±")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from potluck.report.measure import Measure, measure
 from potluck.report.picking import mapping, number, text
 from potluck.report.records import Run
-from potluck.report.summary import Row, compare_rows, ranked, tier_names
+from potluck.report.summary import Row, compare_rows, metric_format, ranked, tier_names
+from potluck.report.units import MetricFormat
 
 LEVEL = 0.0005
 """Scores closer than this look the same in every table of the report."""
@@ -25,14 +25,14 @@ class Lead:
     sd: float
     """The larger spread over seeds of the two; 0 where there was one seed."""
 
-    def told(self, judged: Measure) -> str:
+    def told(self, judged: MetricFormat) -> str:
         """The winner and the margin, in words."""
-        with_ = f"{self.label} with {judged.written(self.mean)}"
+        with_ = f"{self.label} with {judged.format(self.mean)}"
         if self.margin < LEVEL:
             return f"{with_}, level with {self.behind}"
-        within = f", within the seeds' spread of ± {judged.distance(self.sd).removesuffix(' points')}"
+        within = f", within the seeds' spread of ± {judged.format_difference(self.sd).removesuffix(' points')}"
         small = within if self.margin <= self.sd else ""
-        return f"{with_}, {judged.distance(self.margin)} above {self.behind}{small}"
+        return f"{with_}, {judged.format_difference(self.margin)} above {self.behind}{small}"
 
 
 def verdict(runs: Sequence[Run]) -> list[str]:
@@ -43,12 +43,12 @@ def verdict(runs: Sequence[Run]) -> list[str]:
         return []
     if len({run.variant for run in runs}) > 1:  # other settings, not better methods
         return []
-    able, judged = ranked(rows), measure(*runs)
+    able, judged = ranked(rows), metric_format(*runs)
     tiers = {
         name: lead({text(row["label"]): mapping(row["tiers"]).get(name) for row in able}) for name in tier_names(runs)
     }
     overall = lead({text(row["label"]): row["global"] for row in able})
-    best = [f"Best final {judged.words}: {overall.told(judged)}."] if overall else []
+    best = [f"Best final {judged.name}: {overall.told(judged)}."] if overall else []
     best += [f"On {name}: {found.told(judged)}." for name, found in tiers.items() if found]
     return [*best, *_cautions(rows, able, runs)]
 
