@@ -10,14 +10,14 @@ import pytest
 from made_runs import manifest, write_folder
 from rich.console import Console
 
-from potluck.report import Run, compare_rows, compare_table, read, write_report
+from potluck.report import RunRecord, compare_rows, compare_table, read_record, write_report
 from potluck.report.average import average, telling
 
 Tiers = Mapping[str, float | None]
 SHARES = {"watch": 3.0, "phone": 1.0}
 
 
-def made(path: Path, *rounds: Tiers, shared: float | None = 0.9, seed: int = 0, shares: object = SHARES) -> Run:
+def made(path: Path, *rounds: Tiers, shared: float | None = 0.9, seed: int = 0, shares: object = SHARES) -> RunRecord:
     """A run with these scores of its tiers, round by round; None stands for a tier that only its clients score."""
     assert isinstance(shares, dict)
     scores = [
@@ -33,14 +33,14 @@ def made(path: Path, *rounds: Tiers, shared: float | None = 0.9, seed: int = 0, 
         for index, tiers in enumerate(rounds, 1)
     ]
     declared = [{"name": name, "clients": 4} | ({"share": share} if share else {}) for name, share in shares.items()]
-    return read(write_folder(path, manifest(path.name.split("-")[0], seed, tiers=declared), [], scores))
+    return read_record(write_folder(path, manifest(path.name.split("-")[0], seed, tiers=declared), [], scores))
 
 
-def line(run: Run) -> list[tuple[float, float]]:
+def line(run: RunRecord) -> list[tuple[float, float]]:
     return average(run).line(lambda point: point.score)
 
 
-def shown(width: int, *runs: Run) -> list[str]:
+def shown(width: int, *runs: RunRecord) -> list[str]:
     console = Console(width=width)
     with console.capture() as capture:
         console.print(compare_table(runs, width))
@@ -63,7 +63,7 @@ def test_the_servers_own_work_is_no_tier_of_the_average(tmp_path: Path) -> None:
     event = {"event": "task", "round": 1, "client": "server", "outcome": "accepted"}
     tiers = {name: {"test": {"accuracy": score}} for name, score in (("watch", 0.2), ("phone", 0.6), ("laptop", 0.4))}
     scores = [{"round": 1, "global": {"test": {"accuracy": 0.9}}, "tiers": tiers}]
-    run = read(write_folder(tmp_path / "a", manifest(), [event], scores))  # shares of 0.4, 0.4 and 0.2
+    run = read_record(write_folder(tmp_path / "a", manifest(), [event], scores))  # shares of 0.4, 0.4 and 0.2
     assert [tier.name for tier in run.tiers] == ["watch", "phone", "laptop", "server"]
     assert line(run) == [(1.0, pytest.approx(0.4))]
 

@@ -8,7 +8,7 @@ import pytest
 from made_runs import made_family, made_run
 from rich.console import Console
 
-from potluck.report import compare_table, read, run_table, units
+from potluck.report import compare_table, read_record, run_table, units
 from potluck.report.chart import Band, Columns, palette, plot, thinned
 from potluck.report.chart import Path as Drawn
 from potluck.report.markup import Markup, tag
@@ -116,7 +116,7 @@ def shown(table: object) -> str:
 
 
 def test_the_terminal_table_has_a_row_per_tier_and_one_for_all(tmp_path: Path) -> None:
-    run = read(made_run(tmp_path / "run", "[red]FedAvg[/red]"))
+    run = read_record(made_run(tmp_path / "run", "[red]FedAvg[/red]"))
     text = shown(run_table(run))
     assert run.curve.final
     for words in ("watch", "phone", "laptop", "global", "22,666", "[red]FedAvg[/red]"):
@@ -126,7 +126,7 @@ def test_the_terminal_table_has_a_row_per_tier_and_one_for_all(tmp_path: Path) -
 
 
 def test_the_comparison_in_the_terminal_has_a_row_per_method(tmp_path: Path) -> None:
-    text = shown(compare_table([read(folder) for folder in made_family(tmp_path)], 160))
+    text = shown(compare_table([read_record(folder) for folder in made_family(tmp_path)], 160))
     for name in ("FedAvg (smallest model)", "HeteroFL", "FedRolex", "watch", "phone", "laptop", "global"):
         assert name in text
     assert "±" in text

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from made_runs import FIVE, made_run, made_width_run, made_widths, manifest, write_folder
 
-from potluck.report import read, rounds_until, write_report
+from potluck.report import read_record, rounds_until, write_report
 from potluck.report.chart import palette
 from potluck.report.counted import Steps
 from potluck.report.coverage import at_random, cells, least_line, mean_coverage, milestones, rolling, windows
@@ -42,34 +42,36 @@ def tiers(*widths: object) -> list[dict[str, object]]:
 
 def test_the_last_coverage_counts_and_the_largest_group_comes_first(tmp_path: Path) -> None:
     events = [counted({"a": [9]}), counted({"a": [3, 2], "b": [1, 1, 0]}, 4)]
-    run = read(folder(tmp_path / "run", *events))
+    run = read_record(folder(tmp_path / "run", *events))
     assert [(one.name, one.counts) for one in run.coverage] == [("b", (1, 1, 0)), ("a", (3, 2))]
 
 
 def test_counts_that_are_none_leave_holes_and_empty_groups_are_dropped(tmp_path: Path) -> None:
     groups = {"a": [1, math.nan, None, "x", -1, 10**400, 1e300, True, 4], "b": [], "c": [math.nan], "d": 7, "e": None}
-    run = read(folder(tmp_path / "run", counted({"z": [1]}), counted(groups), counted(None), counted({"a": []})))
+    run = read_record(folder(tmp_path / "run", counted({"z": [1]}), counted(groups), counted(None), counted({"a": []})))
     assert [(one.name, one.counts) for one in run.coverage] == [("a", (1, *[None] * 7, 4))]
     assert run.coverage[0].known == [1, 4]
 
 
 def test_rounds_until_is_the_first_round_after_which_all_units_had_so_many(tmp_path: Path) -> None:
-    run = read(folder(tmp_path / "run", *(ended(n, least) for n, least in enumerate((0, 1, None, 1, 4, math.nan), 1))))
+    run = read_record(
+        folder(tmp_path / "run", *(ended(n, least) for n, least in enumerate((0, 1, None, 1, 4, math.nan), 1)))
+    )
     assert [rounds_until(run, times) for times in (1, 2, 4, 5)] == [2, 5, 5, None]
     assert milestones([run]) == [1, 2, 5]
 
 
 def test_milestones_end_with_the_first_that_nobody_reached(tmp_path: Path) -> None:
-    none = read(folder(tmp_path / "a", ended(1, 0)))
-    many = read(folder(tmp_path / "b", ended(1, 10**12)))
+    none = read_record(folder(tmp_path / "a", ended(1, 0)))
+    many = read_record(folder(tmp_path / "b", ended(1, 10**12)))
     assert milestones([none]) == [1]
     assert milestones([none, many]) == [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]
 
 
 def test_seeds_are_averaged_unit_by_unit_and_round_by_round(tmp_path: Path) -> None:
-    first = read(folder(tmp_path / "a", ended(1, 1), ended(2, 3), counted({"g": [1, 2, None]})))
-    second = read(folder(tmp_path / "b", ended(1, 2), counted({"g": [3, None, None], "h": [0]})))
-    other = read(folder(tmp_path / "c", counted({"g": [100]})))
+    first = read_record(folder(tmp_path / "a", ended(1, 1), ended(2, 3), counted({"g": [1, 2, None]})))
+    second = read_record(folder(tmp_path / "b", ended(1, 2), counted({"g": [3, None, None], "h": [0]})))
+    other = read_record(folder(tmp_path / "c", counted({"g": [100]})))
     assert mean_coverage([first, second, other], "g", 3).counts == (2, 2, None)
     assert least_line([first, second, other]) == [(1, 1.5), (2, 3)]
 
@@ -91,7 +93,7 @@ def test_seeds_are_averaged_unit_by_unit_and_round_by_round(tmp_path: Path) -> N
 def test_disjoint_windows_are_known_where_all_tiers_have_one_width(
     tmp_path: Path, widths: list[object], found: object
 ) -> None:
-    assert windows([read(folder(tmp_path / "run", tiers=tiers(*widths)))]) == found
+    assert windows([read_record(folder(tmp_path / "run", tiers=tiers(*widths)))]) == found
 
 
 def test_theory_is_that_of_the_paper() -> None:
@@ -194,7 +196,9 @@ def test_the_made_methods_differ_as_the_picture_should_show(tmp_path: Path) -> N
     folders = [
         made_width_run(tmp_path / rule, rule, rule, 0, 0.8, FIVE, 48) for rule in ("rolling", "prefix", "random")
     ]
-    even, stepped, noisy = (next(one for one in read(path).coverage if one.name == "stage0").known for path in folders)
+    even, stepped, noisy = (
+        next(one for one in read_record(path).coverage if one.name == "stage0").known for path in folders
+    )
     assert list(stepped) == sorted(stepped, reverse=True)
     assert len(set(stepped)) == 5
     assert max(even) < 1.3 * min(even) < max(stepped) / 2

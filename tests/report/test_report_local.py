@@ -10,7 +10,7 @@ import pytest
 from made_runs import FIVE, made_run, made_widths, manifest, write_folder
 from rich.console import Console
 
-from potluck.report import Run, compare_rows, compare_table, read, write_report
+from potluck.report import RunRecord, compare_rows, compare_table, read_record, write_report
 from potluck.report.histogram import binned, pooled
 
 
@@ -22,7 +22,7 @@ def folder(path: Path, *scores: dict[str, object], **facts: object) -> Path:
     return write_folder(path, manifest(**facts), [], scores)
 
 
-def table(runs: Sequence[Run], width: int) -> list[str]:
+def table(runs: Sequence[RunRecord], width: int) -> list[str]:
     console = Console(width=width)
     with console.capture() as capture:
         console.print(compare_table(runs, width))
@@ -38,25 +38,25 @@ def test_bins_are_five_points_wide_and_hold_their_lower_edge() -> None:
 
 def test_the_last_round_that_has_local_accuracies_counts(tmp_path: Path) -> None:
     scores = [scored(1, mean=0.4, values=[0.4]), scored(2, mean=0.6, sd=0.1, worst=0.3, count=2, values=[0.5, 0.7])]
-    point = read(folder(tmp_path / "run", *scores, scored(3))).curve.local
+    point = read_record(folder(tmp_path / "run", *scores, scored(3))).curve.last_local
     assert point
     assert (point.round, point.local.mean, point.local.values) == (2, 0.6, (0.5, 0.7))
-    assert read(folder(tmp_path / "none", scored(1))).curve.local is None
+    assert read_record(folder(tmp_path / "none", scored(1))).curve.last_local is None
 
 
 def test_compare_rows_hold_the_mean_over_seeds_of_the_local_mean(tmp_path: Path) -> None:
-    runs = [read(folder(tmp_path / f"{s}", scored(1, mean=m), seed=s)) for s, m in ((0, 0.6), (1, 0.8))]
+    runs = [read_record(folder(tmp_path / f"{s}", scored(1, mean=m), seed=s)) for s, m in ((0, 0.6), (1, 0.8))]
     (row,) = compare_rows(runs)
     assert row["local"] == {"mean": pytest.approx(0.7), "sd": pytest.approx(0.02**0.5), "count": 2}
-    (row,) = compare_rows([read(folder(tmp_path / "none", scored(1)))])
+    (row,) = compare_rows([read_record(folder(tmp_path / "none", scored(1)))])
     assert row["local"] == {"mean": None, "sd": None, "count": 0}
 
 
 def test_seeds_share_one_histogram(tmp_path: Path) -> None:
     runs = [
-        read(folder(tmp_path / "a", scored(1, mean=0.5, values=[0.4, 0.6]))),
-        read(folder(tmp_path / "b", scored(1, mean=0.9, values=[0.9]))),
-        read(folder(tmp_path / "c", scored(1))),
+        read_record(folder(tmp_path / "a", scored(1, mean=0.5, values=[0.4, 0.6]))),
+        read_record(folder(tmp_path / "b", scored(1, mean=0.9, values=[0.9]))),
+        read_record(folder(tmp_path / "c", scored(1))),
     ]
     assert (pooled(runs).mean, pooled(runs).values) == (pytest.approx(0.7), (0.4, 0.6, 0.9))
 
@@ -101,7 +101,7 @@ def test_odd_local_accuracies_do_not_stop_the_page(tmp_path: Path, local: dict[s
 
 
 def test_five_tiers_and_local_accuracy_are_readable_in_80_columns(tmp_path: Path) -> None:
-    runs = [read(path) for path in made_widths(tmp_path, rounds=2)]
+    runs = [read_record(path) for path in made_widths(tmp_path, rounds=2)]
     lines = table(runs, 80)
     assert max(map(len, lines)) <= 80
     assert lines[1].split() == ["method", "global", "average", "local", "5", "tiers", "bytes", "time*", "energy*"]
@@ -113,12 +113,12 @@ def test_five_tiers_and_local_accuracy_are_readable_in_80_columns(tmp_path: Path
 
 
 def test_a_wide_terminal_shows_every_tier_with_its_spread(tmp_path: Path) -> None:
-    lines = table([read(path) for path in made_widths(tmp_path, rounds=2)], 120)
+    lines = table([read_record(path) for path in made_widths(tmp_path, rounds=2)], 120)
     assert lines[1].split()[4:9] == [tier["name"] for tier in FIVE]
     assert lines[3].count("±") == 8
 
 
 def test_tiers_lose_their_spread_before_they_are_folded(tmp_path: Path) -> None:
-    lines = table([read(path) for path in made_widths(tmp_path, rounds=2)], 96)
+    lines = table([read_record(path) for path in made_widths(tmp_path, rounds=2)], 96)
     assert lines[1].split()[4:9] == [tier["name"] for tier in FIVE]
     assert lines[3].count("±") == 3

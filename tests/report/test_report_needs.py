@@ -10,11 +10,11 @@ from rich.console import Console
 
 from potluck.report import (
     MetricFormat,
-    Run,
+    RunRecord,
     compare_rows,
     compare_table,
     needs_table,
-    read,
+    read_record,
     run_table,
     verdict,
     write_report,
@@ -31,15 +31,15 @@ def shown(table: object, width: int) -> str:
     return capture.get()
 
 
-def folder(path: Path, score: float, metric: str = "accuracy", **facts: object) -> Run:
+def folder(path: Path, score: float, metric: str = "accuracy", **facts: object) -> RunRecord:
     label = facts.pop("label", path.name)
     line = {"round": 4, "metric": metric, "global": {"test": {metric: score}}, "clients": {"mean": score, "sd": 0.05}}
     event = task(1, "c0", "watch", bytes_down=1000, bytes_up=1000, modelled_flops=5e9)
     declared = {**PLAIN, **facts}
-    return read(write_folder(path, manifest(str(label), facts=declared), [event], [line]))
+    return read_record(write_folder(path, manifest(str(label), facts=declared), [event], [line]))
 
 
-def three(path: Path) -> Sequence[Run]:
+def three(path: Path) -> Sequence[RunRecord]:
     return [
         folder(path / "AllLarge", 0.99, bound=True),
         folder(path / "FedRolex", 0.8, networks="width", larger=True),
@@ -88,7 +88,7 @@ def test_a_narrow_terminal_shows_what_methods_need_in_a_table_of_its_own(tmp_pat
 
 
 def test_runs_that_declare_nothing_have_no_such_table(tmp_path: Path) -> None:
-    runs = [read(made_run(tmp_path / name, name, rounds=1)) for name in "ab"]
+    runs = [read_record(made_run(tmp_path / name, name, rounds=1)) for name in "ab"]
     assert needs_table(runs, 80) is None
     assert "networks" not in shown(compare_table(runs, 160), 160)
     assert "need and allow" not in write_report([run.folder for run in runs], tmp_path / "p.html").read_text()

@@ -11,7 +11,7 @@ import pytest
 from made_runs import made_run, manifest, task, write_folder
 
 from potluck.ledger import MissingRun
-from potluck.report import compare_rows, groups, read, refused, rounds_to, spent
+from potluck.report import compare_rows, groups, read_record, refused, rounds_to, spent
 
 
 def scored(round_: int, test: float | None, validation: float | None = None, **more: object) -> dict[str, object]:
@@ -31,12 +31,12 @@ def test_importing_the_report_brings_in_nothing_heavy() -> None:
 
 def test_a_folder_that_is_no_run_is_named() -> None:
     with pytest.raises(MissingRun, match="nowhere"):
-        read(Path("nowhere"))
+        read_record(Path("nowhere"))
 
 
 def test_best_is_chosen_by_validation_and_final_is_the_last(tmp_path: Path) -> None:
     scores = [scored(1, 0.5, 0.7), scored(2, 0.9, 0.6), scored(3, 0.8, 0.7)]
-    curve = read(write_folder(tmp_path / "a", manifest(), [], scores)).curve
+    curve = read_record(write_folder(tmp_path / "a", manifest(), [], scores)).curve
     assert curve.best
     assert curve.final
     assert (curve.best.round, curve.best.test.value) == (1, 0.5)
@@ -44,7 +44,7 @@ def test_best_is_chosen_by_validation_and_final_is_the_last(tmp_path: Path) -> N
 
 
 def test_without_validation_nothing_is_best(tmp_path: Path) -> None:
-    assert read(write_folder(tmp_path / "a", manifest(), [], [scored(1, 0.5)])).curve.best is None
+    assert read_record(write_folder(tmp_path / "a", manifest(), [], [scored(1, 0.5)])).curve.best is None
 
 
 def test_totals_are_summed_per_tier_and_over_all(tmp_path: Path) -> None:
@@ -54,14 +54,14 @@ def test_totals_are_summed_per_tier_and_over_all(tmp_path: Path) -> None:
         task(2, "c1", "watch", "absent", "battery", bytes_down=10),
         task(2, "c2", "watch", "quarantined", "not finite", bytes_down=10, bytes_up=5),
     ]
-    run = read(write_folder(tmp_path / "a", manifest(), events, []))
+    run = read_record(write_folder(tmp_path / "a", manifest(), events, []))
     watch = run.tier("watch")
     assert watch
     assert (watch.totals.bytes_down, watch.totals.bytes_up) == (30, 10)
     assert (watch.totals.accepted, watch.totals.absent, watch.totals.quarantined) == (1, 1, 1)
     assert watch.accepted.per_visit(watch.accepted.bytes) == 15
     assert (run.totals.bytes, run.totals.joules, run.totals.flops) == (100, 8, 500)
-    assert [(fault.outcome, fault.reason, fault.times) for fault in run.faults] == [
+    assert [(fault.outcome, fault.reason, fault.times) for fault in run.failures] == [
         ("absent", "battery", 1),
         ("quarantined", "not finite", 1),
     ]
@@ -70,20 +70,20 @@ def test_totals_are_summed_per_tier_and_over_all(tmp_path: Path) -> None:
 def test_what_was_refused_is_told_in_a_line_and_absence_is_not(tmp_path: Path) -> None:
     absent = [task(round, "c1", "watch", "absent", "battery") for round in (1, 2, 3)]
     good = write_folder(tmp_path / "a", manifest(), [task(1, "c2", "watch"), *absent], [])
-    assert refused(read(good)) == ""
+    assert refused(read_record(good)) == ""
     bad = [task(2, "c2", "watch", "quarantined", "not finite")]
-    assert refused(read(write_folder(tmp_path / "b", manifest(), [*absent, *bad], []))) == (
+    assert refused(read_record(write_folder(tmp_path / "b", manifest(), [*absent, *bad], []))) == (
         "1 reply; 1 from tier 'watch': not finite"
     )
     bad += [task(round, "server", "server", "quarantined", "far off") for round in (2, 3)]
-    assert refused(read(write_folder(tmp_path / "c", manifest(), [*absent, *bad], []))) == (
+    assert refused(read_record(write_folder(tmp_path / "c", manifest(), [*absent, *bad], []))) == (
         "3 replies; 2 of the server's own: far off"
     )
 
 
 def test_several_tasks_of_a_client_in_a_round_are_one_visit(tmp_path: Path) -> None:
     events = [task(1, "c1", "watch", bytes_up=5), {**task(1, "c1", "watch", bytes_up=7), "verb": "score"}]
-    watch = read(write_folder(tmp_path / "a", manifest(), events, [])).tier("watch")
+    watch = read_record(write_folder(tmp_path / "a", manifest(), events, [])).tier("watch")
     assert watch
     assert (watch.accepted.visits, watch.accepted.per_visit(watch.accepted.bytes_up)) == (1, 12)
 
@@ -95,7 +95,7 @@ def test_a_round_done_again_after_a_stop_counts_once(tmp_path: Path) -> None:
         ended(1, loss=3.0),
         ended(1, loss=2.0),
     ]
-    run = read(write_folder(tmp_path / "a", manifest(), events, [scored(1, 0.1), scored(1, 0.2)]))
+    run = read_record(write_folder(tmp_path / "a", manifest(), events, [scored(1, 0.1), scored(1, 0.2)]))
     assert run.totals.bytes_up == 7
     assert [line.loss for line in run.rounds] == [2.0]
     assert [point.test.value for point in run.curve.points] == [0.2]
@@ -104,7 +104,7 @@ def test_a_round_done_again_after_a_stop_counts_once(tmp_path: Path) -> None:
 def test_cost_so_far_grows_round_by_round(tmp_path: Path) -> None:
     events = [task(1, "c1", "watch", bytes_down=1, bytes_up=2), ended(1, device_seconds=3.0)]
     events += [task(2, "c1", "watch", bytes_down=10, bytes_up=20), ended(2, device_seconds=4.0)]
-    costs = spent(read(write_folder(tmp_path / "a", manifest(), events, [])))
+    costs = spent(read_record(write_folder(tmp_path / "a", manifest(), events, [])))
     assert [(cost.bytes_down, cost.bytes_up, cost.device_seconds) for cost in costs.values()] == [
         (0, 0, 0),
         (1, 2, 3),
@@ -118,7 +118,7 @@ def test_a_round_without_device_seconds_lasts_as_long_as_its_busiest_client(tmp_
         {**task(1, "c1", "watch", modelled_seconds=2), "verb": "score"},
     ]
     events += [task(1, "c2", "watch", modelled_seconds=3), ended(1)]
-    assert read(write_folder(tmp_path / "a", manifest(), events, [])).device_seconds == 4
+    assert read_record(write_folder(tmp_path / "a", manifest(), events, [])).device_seconds == 4
 
 
 def test_unknown_events_missing_keys_and_nan_leave_gaps(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_unknown_events_missing_keys_and_nan_leave_gaps(tmp_path: Path) -> None:
         {"event": "warning"},
     ]
     scores: list[dict[str, object]] = [{}, {"round": 1, "global": None, "tiers": None}, scored(2, float("nan"))]
-    run = read(write_folder(tmp_path / "a", {"tiers": [{}, None]}, events, scores))
+    run = read_record(write_folder(tmp_path / "a", {"tiers": [{}, None]}, events, scores))
     assert (run.label, run.curve.final, run.device_seconds, run.totals.bytes) == ("a", None, None, None)
     assert [line.loss for line in run.rounds] == [None]
 
@@ -144,17 +144,17 @@ def test_what_is_unknown_is_not_zero(tmp_path: Path) -> None:
         "modelled": None,
         "measured": {"bytes_up": 4},
     }
-    totals = read(write_folder(tmp_path / "a", manifest(), [event], [])).totals
+    totals = read_record(write_folder(tmp_path / "a", manifest(), [event], [])).totals
     assert (totals.joules, totals.bytes_down, totals.bytes) == (None, None, 4)
 
 
 def test_the_servers_work_is_a_tier_of_its_own(tmp_path: Path) -> None:
-    run = read(write_folder(tmp_path / "a", manifest(), [task(1, "server", "", modelled_flops=9)], []))
+    run = read_record(write_folder(tmp_path / "a", manifest(), [task(1, "server", "", modelled_flops=9)], []))
     assert [tier.name for tier in run.tiers] == ["watch", "phone", "laptop", "server"]
 
 
 def test_rounds_to_is_the_first_scored_round_at_the_target(tmp_path: Path) -> None:
-    run = read(write_folder(tmp_path / "a", manifest(), [], [scored(0, 0.1), scored(5, 0.8), scored(10, 0.79)]))
+    run = read_record(write_folder(tmp_path / "a", manifest(), [], [scored(0, 0.1), scored(5, 0.8), scored(10, 0.79)]))
     assert (rounds_to(run, 0.5), rounds_to(run, 0.8), rounds_to(run, 0.81)) == (5, 5, None)
 
 
@@ -163,7 +163,7 @@ def test_rounds_to_asks_the_clients_where_no_model_is_shared(tmp_path: Path) -> 
         {"round": 1, "global": None, "clients": {"mean": 0.4}},
         {"round": 2, "global": None, "clients": {"mean": 0.6}},
     ]
-    assert rounds_to(read(write_folder(tmp_path / "a", manifest(), [], scores)), 0.5) == 2
+    assert rounds_to(read_record(write_folder(tmp_path / "a", manifest(), [], scores)), 0.5) == 2
 
 
 def test_compare_rows_are_means_and_sample_deviations_over_seeds(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_compare_rows_are_means_and_sample_deviations_over_seeds(tmp_path: Path)
         tiers = {"watch": {"test": {"accuracy": accuracy - 0.1}}}
         events = [task(1, "c1", "watch", bytes_up=10 * (seed + 1), modelled_flops=50), ended(1, device_seconds=2.0)]
         write_folder(tmp_path / f"{seed}", manifest(seed=seed), events, [scored(1, accuracy, tiers=tiers)])
-    (row,) = compare_rows([read(tmp_path / "0"), read(tmp_path / "1")])
+    (row,) = compare_rows([read_record(tmp_path / "0"), read_record(tmp_path / "1")])
     assert row["label"] == "FedAvg"
     assert row["seeds"] == [0, 1]
     assert row["global"] == {"mean": pytest.approx(0.85), "sd": pytest.approx(0.0707107), "count": 2}
@@ -182,5 +182,5 @@ def test_compare_rows_are_means_and_sample_deviations_over_seeds(tmp_path: Path)
 
 
 def test_runs_that_share_label_and_seed_are_kept_apart_by_name(tmp_path: Path) -> None:
-    runs = [read(made_run(tmp_path / name, rounds=1, name=name)) for name in ("slow", "fast")]
+    runs = [read_record(made_run(tmp_path / name, rounds=1, name=name)) for name in ("slow", "fast")]
     assert list(groups(runs)) == ["FedAvg · slow", "FedAvg · fast"]

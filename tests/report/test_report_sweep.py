@@ -6,7 +6,7 @@ from pathlib import Path
 
 from made_runs import made_run
 
-from potluck.report import read, verdict, write_report
+from potluck.report import read_record, verdict, write_report
 from potluck.report.sweep import cells, scaled
 
 
@@ -21,7 +21,7 @@ def swept(base: Path) -> list[Path]:
 
 
 def test_a_cell_is_the_mean_over_seeds_of_one_method_under_one_variant(tmp_path: Path) -> None:
-    runs = [read(folder) for folder in swept(tmp_path)]
+    runs = [read_record(folder) for folder in swept(tmp_path)]
     found = cells(runs)
     assert list(found) == ["FedRolex", "HeteroFL"]
     assert list(found["FedRolex"]) == ["share = 0.1", "share = 0.9"]
@@ -38,7 +38,7 @@ def test_a_page_of_variants_has_a_table_and_a_chart(tmp_path: Path) -> None:
 
 
 def test_variants_are_not_ranked_against_each_other(tmp_path: Path) -> None:
-    assert verdict([read(folder) for folder in swept(tmp_path)]) == []
+    assert verdict([read_record(folder) for folder in swept(tmp_path)]) == []
 
 
 def test_runs_without_variants_have_no_such_section(tmp_path: Path) -> None:

@@ -8,20 +8,20 @@ import pytest
 from made_runs import manifest, write_folder
 from rich.console import Console
 
-from potluck.report import MetricFormat, Run, compare_rows, compare_table, read, write_report
+from potluck.report import MetricFormat, RunRecord, compare_rows, compare_table, read_record, write_report
 from potluck.report.summary import main_target, targets
 
 CURVE = ((0, 0.1), (3, 0.55), (7, 0.83), (9, 0.86))
 
 
-def made(path: Path, wanted: str = "", metric: str = "accuracy", settings: str | None = None) -> Run:
+def made(path: Path, wanted: str = "", metric: str = "accuracy", settings: str | None = None) -> RunRecord:
     """A run whose score is at 55 % in round 3, 83 % in round 7 and 86 % in round 9."""
     scores = [{"round": n, "metric": metric, "global": {"test": {metric: score}}} for n, score in CURVE]
     named = f"[score]\ntargets = {wanted}\n" if wanted else ""
-    return read(write_folder(path, manifest(path.name, tiers=[]), [], scores, settings or named))
+    return read_record(write_folder(path, manifest(path.name, tiers=[]), [], scores, settings or named))
 
 
-def head(*runs: Run, width: int = 140) -> str:
+def head(*runs: RunRecord, width: int = 140) -> str:
     console = Console(width=140)
     with console.capture() as capture:
         console.print(compare_table(runs, width))

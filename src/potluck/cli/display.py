@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from potluck.report import Run
+    from potluck.report import RunRecord
     from potluck.run import Result
 
 OUT = Console()
@@ -124,9 +124,9 @@ def result(found: Result, as_json: bool) -> None:
     if as_json:
         print_json(found.plain())
         return
-    from potluck.report import promised, read, refused, run_table
+    from potluck.report import promised, read_record, refused, run_table
 
-    run = read(found.folder)
+    run = read_record(found.folder)
     show(run_table(run))
     if why := refused(run):
         say(f"refused: {why}")
@@ -136,7 +136,7 @@ def result(found: Result, as_json: bool) -> None:
     say(f"next:   potluck report {found.folder}")
 
 
-def results(found: Sequence[Run]) -> None:
+def results(found: Sequence[RunRecord]) -> None:
     """What several runs came to, beside each other."""
     from potluck.report import compare_table, needs_table, refused
 

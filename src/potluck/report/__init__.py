@@ -4,8 +4,19 @@ from potluck.report.coverage import rounds_until
 from potluck.report.needs import in_words
 from potluck.report.page import render, write_report
 from potluck.report.promise import promised
-from potluck.report.reading import read
-from potluck.report.records import Coverage, Curve, Fault, Point, Round, Run, Score, Spread, Tier, Totals
+from potluck.report.read import read_record
+from potluck.report.records import (
+    ClientScores,
+    GroupCoverage,
+    LearningCurve,
+    ModelScore,
+    RoundRecord,
+    RoundScores,
+    RunRecord,
+    TaskFailure,
+    TaskTotals,
+    TierRecord,
+)
 from potluck.report.refusals import refused
 from potluck.report.summary import Spent, compare_rows, groups, rounds_to, spent
 from potluck.report.tables import compare_table, needs_table, run_table
@@ -13,7 +24,8 @@ from potluck.report.units import MetricFormat
 from potluck.report.verdict import verdict
 
 __all__ = [
-    "Coverage", "Curve", "Fault", "MetricFormat", "Point", "Round", "Run", "Score", "Spent", "Spread", "Tier", "Totals",
-    "compare_rows", "compare_table", "groups", "in_words", "needs_table", "promised", "read", "refused", "render",
-    "rounds_to", "rounds_until", "run_table", "spent", "verdict", "write_report",
+    "ClientScores", "GroupCoverage", "LearningCurve", "MetricFormat", "ModelScore", "RoundRecord", "RoundScores",
+    "RunRecord", "Spent", "TaskFailure", "TaskTotals", "TierRecord", "compare_rows", "compare_table", "groups",
+    "in_words", "needs_table", "promised", "read_record", "refused", "render", "rounds_to", "rounds_until",
+    "run_table", "spent", "verdict", "write_report",
 ]  # fmt: skip

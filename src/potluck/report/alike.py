@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from potluck.report.chart import Dots, Mark, Series, palette, plot
 from potluck.report.figures import charts, figure, legend, section
 from potluck.report.heat import heat
+from potluck.report.json_values import Json, integer, mapping, number, sequence, text
 from potluck.report.markup import Markup, tag
-from potluck.report.picking import Json, listing, mapping, number, text, whole
 from potluck.report.scale import Axis
 from potluck.report.units import format_percent
 
@@ -50,31 +50,31 @@ class Features:
 
 def features_of(found: Json) -> Features:
     """The record in a run folder, read; what it lacks leaves gaps."""
-    labels = [whole(label) for label in listing(found.get("labels"))]
-    stages = tuple(_stage(mapping(each)) for each in listing(found.get("stages")))
-    planes = tuple(_plane(mapping(each), labels) for each in listing(found.get("planes")))
+    labels = [integer(label) for label in sequence(found.get("labels"))]
+    stages = tuple(_stage(mapping(each)) for each in sequence(found.get("stages")))
+    planes = tuple(_plane(mapping(each), labels) for each in sequence(found.get("planes")))
     return Features(
-        whole(found.get("round")),
-        whole(found.get("rows")),
+        integer(found.get("round")),
+        integer(found.get("rows")),
         tuple(stage for stage in stages if len(stage.tiers) > 1 and stage.cka),
         tuple(plane for plane in planes if plane.points),
     )
 
 
 def _stage(found: Json) -> Stage:
-    tiers = tuple(text(tier) for tier in listing(found.get("tiers")))
-    table = tuple(tuple(number(value) for value in listing(row)) for row in listing(found.get("cka")))
+    tiers = tuple(text(tier) for tier in sequence(found.get("tiers")))
+    table = tuple(tuple(number(value) for value in sequence(row)) for row in sequence(found.get("cka")))
     square = len(table) == len(tiers) and all(len(row) == len(tiers) for row in table)
     return Stage(text(found.get("name")), tiers, table if square else ())
 
 
 def _plane(found: Json, labels: Sequence[int | None]) -> Plane:
     points = []
-    for place, pair in enumerate(listing(found.get("points"))):
-        ends = [number(value) for value in listing(pair)]
+    for place, pair in enumerate(sequence(found.get("points"))):
+        ends = [number(value) for value in sequence(pair)]
         if len(ends) == 2 and ends[0] is not None and ends[1] is not None:
             points.append((ends[0], ends[1], labels[place] if place < len(labels) else None))
-    shares = tuple(number(share) for share in listing(found.get("shares")))
+    shares = tuple(number(share) for share in sequence(found.get("shares")))
     return Plane(text(found.get("tier")), text(found.get("stage")), shares, tuple(points))
 
 

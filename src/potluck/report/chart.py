@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from potluck.report.markup import Markup, join, tag
-from potluck.report.records import Line
+from potluck.report.records import Points
 from potluck.report.scale import Axis, Scale, scale
 
 WIDTH, HEIGHT = 420.0, 270.0
@@ -56,12 +56,12 @@ class Path:
     """A line through points."""
 
     series: Series
-    points: Line
+    points: Points
     dash: str = ""
     name: str = ""
     """What the pointer says, where it is more than the series' label."""
 
-    def reach(self) -> Line:
+    def reach(self) -> Points:
         return self.points
 
     def draw(self, x: Scale, y: Scale) -> Markup:
@@ -103,7 +103,7 @@ class Band:
     series: Series
     edges: list[tuple[float, float, float]]
 
-    def reach(self) -> Line:
+    def reach(self) -> Points:
         return [(across, up) for across, low, high in self.edges for up in (low, high)]
 
     def draw(self, x: Scale, y: Scale) -> Markup:
@@ -127,7 +127,7 @@ class Dots:
     points: list[tuple[float, float, str]]
     radius: float = 3.2
 
-    def reach(self) -> Line:
+    def reach(self) -> Points:
         return [(across, up) for across, up, _ in self.points]
 
     def draw(self, x: Scale, y: Scale) -> Markup:
@@ -151,7 +151,7 @@ class Columns:
     width: float = 0.72
     """Of the distance between two whole places."""
 
-    def reach(self) -> Line:
+    def reach(self) -> Points:
         return [(place + side, value) for place, value, _ in self.bars for side in (-0.5, 0.5)]
 
     def draw(self, x: Scale, y: Scale) -> Markup:
@@ -173,7 +173,7 @@ class Columns:
         return None
 
 
-def thinned(points: Line, most: int = MOST) -> Line:
+def thinned(points: Points, most: int = MOST) -> Points:
     """At most about `most` points: of each stretch its lowest and highest, so that no spike is lost."""
     if len(points) <= most:
         return points

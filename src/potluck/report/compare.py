@@ -13,10 +13,10 @@ from potluck.report.chart import Band, Mark, Path, Series, palette, plot
 from potluck.report.figures import charts, figure, legend, section
 from potluck.report.headline import state
 from potluck.report.histogram import local_section
+from potluck.report.json_values import mapping, number, text
 from potluck.report.markup import Markup, fold, join, table, tag
 from potluck.report.needs import needs_section
-from potluck.report.picking import mapping, number, text
-from potluck.report.records import Curve, Line, Run
+from potluck.report.records import LearningCurve, Points, RunRecord
 from potluck.report.scale import Axis
 from potluck.report.single import ROUNDS, against, brief, judged
 from potluck.report.skyline import methods_section
@@ -50,10 +50,10 @@ from potluck.report.units import (
 )
 from potluck.report.verdict import LEVEL, lead, verdict
 
-Painted = list[tuple[Series, list[Run]]]
+Painted = list[tuple[Series, list[RunRecord]]]
 
 
-def body(runs: Sequence[Run], page: File) -> Markup:
+def body(runs: Sequence[RunRecord], page: File) -> Markup:
     """The comparison first, then every run on its own."""
     painted = list(zip(palette(groups(runs)), groups(runs).values(), strict=True))
     tiers = tier_names(runs)
@@ -74,9 +74,9 @@ def body(runs: Sequence[Run], page: File) -> Markup:
     )
 
 
-def _tier_curve(name: str, run: Run) -> Curve:
+def _tier_curve(name: str, run: RunRecord) -> LearningCurve:
     tier = run.tier(name)
-    return tier.curve if tier else Curve()
+    return tier.curve if tier else LearningCurve()
 
 
 def _scope(painted: Painted, *children: Markup) -> Markup:
@@ -87,12 +87,12 @@ def _scope(painted: Painted, *children: Markup) -> Markup:
     )
 
 
-def _verdict(runs: Sequence[Run]) -> Markup | None:
+def _verdict(runs: Sequence[RunRecord]) -> Markup | None:
     said = verdict(runs)
     return tag("div", *(tag("p", line) for line in said), class_="verdict") if said else None
 
 
-def _score_table(runs: Sequence[Run], tiers: Sequence[str]) -> Markup:
+def _score_table(runs: Sequence[RunRecord], tiers: Sequence[str]) -> Markup:
     rows, judge = compare_rows(runs), metric_format(*runs)
     local = ["local"] * any(_mean(row["local"]) is not None for row in rows)
     averaged = ["average"] * telling(runs)
@@ -134,7 +134,7 @@ def _column(judge: MetricFormat, rows: list[Row], pick: Callable[[Row], object])
     return [tag("span", cell, class_="best") if won else cell for won, cell in cells]
 
 
-def _cost_table(runs: Sequence[Run]) -> Markup:
+def _cost_table(runs: Sequence[RunRecord]) -> Markup:
     head = ["", "rounds", "down", "up", "compute", "time in the field", "energy"]
     groups_ = [("", 2), ("measured", 2), ("modelled", 3)]
     shown: dict[str, Callable[[float | None], str]] = {
@@ -161,7 +161,7 @@ def _share(judge: MetricFormat, summary: object) -> str:
     return judge.format_cell(_mean(summary), number(mapping(summary).get("sd")))
 
 
-def _curve_figure(caption: str, painted: Painted, curve: Callable[[Run], Curve]) -> Markup:
+def _curve_figure(caption: str, painted: Painted, curve: Callable[[RunRecord], LearningCurve]) -> Markup:
     marks: list[Mark] = []
     for series, runs in painted:
         lines = [curve(run).line(lambda point: point.score) for run in runs]
@@ -170,7 +170,7 @@ def _curve_figure(caption: str, painted: Painted, curve: Callable[[Run], Curve])
     return figure(caption, plot(marks, ROUNDS, axis, f"{capital(axis.title)} over rounds: {caption}"))
 
 
-def _runs(painted: Painted) -> list[Run]:
+def _runs(painted: Painted) -> list[RunRecord]:
     return [run for _, runs in painted for run in runs]
 
 
@@ -180,7 +180,7 @@ def _mean_marks(series: Series, lines: list[list[tuple[float, float, float]]]) -
     for line in lines:
         for slot, across, up in line:
             slots.setdefault(slot, []).append((across, up))
-    path: Line = []
+    path: Points = []
     edges = []
     for _, found in sorted(slots.items()):
         place = sum(across for across, _ in found) / len(found)
@@ -232,7 +232,7 @@ def _target_table(painted: Painted) -> Markup:
     return join(*parts)
 
 
-def _until(painted: Painted, rounds: Callable[[Run, float], int | None]) -> Markup:
+def _until(painted: Painted, rounds: Callable[[RunRecord, float], int | None]) -> Markup:
     """A row per method, a column per target; how many of its runs got there where not all did."""
     everyone = _runs(painted)
     aims, judge = targets(*everyone), metric_format(*everyone)
@@ -243,7 +243,7 @@ def _until(painted: Painted, rounds: Callable[[Run, float], int | None]) -> Mark
     return table(["", *(judge.format_target(aim) for aim in aims)], rows)
 
 
-def _run(run: Run, page: File) -> Markup:
+def _run(run: RunRecord, page: File) -> Markup:
     seed = f", seed {run.seed}" if run.seed is not None else ""
     own = run.folder / "report.html"
     link = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from potluck.report.chart import Series
 from potluck.report.coverage import Cell
 from potluck.report.markup import Markup, tag
-from potluck.report.records import Line
+from potluck.report.records import Points
 from potluck.report.scale import Scale
 
 
@@ -19,7 +19,7 @@ class Steps:
     series: Series
     cells: Sequence[Cell]
 
-    def reach(self) -> Line:
+    def reach(self) -> Points:
         return [
             (place, value)
             for cell in self.cells
@@ -85,7 +85,7 @@ class Bars:
     series: Series
     bars: list[tuple[float, float, float, str]]
 
-    def reach(self) -> Line:
+    def reach(self) -> Points:
         return [(place, height) for left, right, height, _ in self.bars for place in (left, right)]
 
     def draw(self, x: Scale, y: Scale) -> Markup:
@@ -112,7 +112,7 @@ class Upright:
     place: float
     word: str
 
-    def reach(self) -> Line:
+    def reach(self) -> Points:
         return []
 
     def draw(self, x: Scale, y: Scale) -> Markup:

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from potluck.report.picking import listing, mapping, number
-from potluck.report.records import Coverage, Line, Run
+from potluck.report.json_values import mapping, number, sequence
+from potluck.report.records import GroupCoverage, Points, RunRecord
 
 CELLS = 256
 """Cells drawn of one group: a group with more units is drawn in stretches of equal length."""
@@ -36,15 +36,15 @@ def _cell(start: int, counts: Sequence[float | None]) -> Cell:
     return Cell(start, last, statistics.fmean(known), min(known), max(known)) if known else Cell(start, last, None)
 
 
-def has_coverage(run: Run) -> bool:
+def has_coverage(run: RunRecord) -> bool:
     """Whether the run recorded how often units were trained."""
-    return bool(run.coverage) or any(line.least is not None for line in run.rounds)
+    return bool(run.coverage) or any(line.least_trained is not None for line in run.rounds)
 
 
-def mean_coverage(runs: Sequence[Run], name: str, units: int) -> Coverage:
+def mean_coverage(runs: Sequence[RunRecord], name: str, units: int) -> GroupCoverage:
     """One group's counts, averaged over the runs that have it in this size."""
     lists = [one.counts for run in runs for one in run.coverage if one.name == name and len(one.counts) == units]
-    return Coverage(name, tuple(_mean(column) for column in zip(*lists, strict=True)))
+    return GroupCoverage(name, tuple(_mean(column) for column in zip(*lists, strict=True)))
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -52,32 +52,34 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def least_line(runs: Sequence[Run]) -> Line:
+def least_line(runs: Sequence[RunRecord]) -> Points:
     """(round, count of the unit trained least), averaged over the runs that recorded it in that round."""
     found: dict[int, list[int]] = {}
     for run in runs:
         for line in run.rounds:
-            if line.least is not None:
-                found.setdefault(line.number, []).append(line.least)
+            if line.least_trained is not None:
+                found.setdefault(line.number, []).append(line.least_trained)
     return [(float(index), statistics.fmean(found[index])) for index in sorted(found)]
 
 
-def rounds_until(run: Run, times: int) -> int | None:
+def rounds_until(run: RunRecord, times: int) -> int | None:
     """The first round after which every unit had been trained at least this often."""
-    return next((line.number for line in run.rounds if line.least is not None and line.least >= times), None)
+    return next(
+        (line.number for line in run.rounds if line.least_trained is not None and line.least_trained >= times), None
+    )
 
 
-def milestones(runs: Sequence[Run], most: int = 10) -> list[int]:
+def milestones(runs: Sequence[RunRecord], most: int = 10) -> list[int]:
     """1, 2, 5, 10, 20, … as far as any run got, and the first that none reached."""
-    top = max((line.least for run in runs for line in run.rounds if line.least is not None), default=0)
+    top = max((line.least_trained for run in runs for line in run.rounds if line.least_trained is not None), default=0)
     steps = [factor * 10**power for power in range(most) for factor in (1, 2, 5)]
     within = sum(step <= top for step in steps)
     return steps[: min(most, within + 1)]
 
 
-def windows(runs: Sequence[Run]) -> int | str:
+def windows(runs: Sequence[RunRecord]) -> int | str:
     """Into how many disjoint sub-models the model falls; in words why there is no such number."""
-    tiers = [mapping(tier) for run in runs for tier in listing(run.manifest.get("tiers"))]
+    tiers = [mapping(tier) for run in runs for tier in sequence(run.manifest.get("tiers"))]
     widths = {number(tier.get("width")) for tier in tiers}
     if len(widths) > 1:
         return "the tiers differ in width"

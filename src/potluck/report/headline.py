@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from potluck.report.figures import card, cards
 from potluck.report.markup import Markup, table, tag
-from potluck.report.records import Curve, Run, Tier, Totals
+from potluck.report.records import LearningCurve, RunRecord, TaskTotals, TierRecord
 from potluck.report.summary import capital, metric, metric_format
 from potluck.report.units import (
     GAP,
@@ -17,16 +17,16 @@ from potluck.report.units import (
 )
 
 
-def state(run: Run) -> Markup:
+def state(run: RunRecord) -> Markup:
     """How far a run got, as one line."""
-    planned = f" of {run.planned}" if run.planned is not None else ""
+    planned = f" of {run.planned_rounds}" if run.planned_rounds is not None else ""
     seed = f" · seed {run.seed}" if run.seed is not None else ""
-    words = f" {run.label} · {run.done}{planned} rounds{seed}"
+    words = f" {run.label} · {run.rounds_done}{planned} rounds{seed}"
     known = run.status if run.status in {"done", "running", "interrupted", "failed"} else "unknown"
     return tag("p", tag("span", run.status, class_=f"chip {known}"), words, class_="lede")
 
 
-def numbers(run: Run) -> Markup:
+def numbers(run: RunRecord) -> Markup:
     """The headline as cards."""
     totals = run.totals
     return cards(
@@ -46,13 +46,15 @@ def numbers(run: Run) -> Markup:
             ),
             card("Energy (modelled)", format_joules(totals.joules), "all devices together"),
             card(
-                "Time here (measured)", format_seconds(run.seconds), f"{run.done} rounds on the machine that ran this"
+                "Time here (measured)",
+                format_seconds(run.seconds),
+                f"{run.rounds_done} rounds on the machine that ran this",
             ),
         ]
     )
 
 
-def _score(run: Run) -> Markup:
+def _score(run: RunRecord) -> Markup:
     curve, judge = run.curve, metric_format(run)
     what = judge.name
     final, best = curve.final, curve.best
@@ -63,12 +65,12 @@ def _score(run: Run) -> Markup:
     return card(title, judge.format(final.score if final else None), after, chosen, _local(curve, judge))
 
 
-def _local(curve: Curve, judge: MetricFormat) -> str:
-    mean = curve.local.local.mean if curve.local else None
+def _local(curve: LearningCurve, judge: MetricFormat) -> str:
+    mean = curve.last_local.local.mean if curve.last_local else None
     return f"local: {judge.format(mean)}, each client's own examples and classes" if mean is not None else ""
 
 
-def _clients(run: Run) -> Markup:
+def _clients(run: RunRecord) -> Markup:
     spread = run.curve.final.clients if run.curve.final else None
     if spread is None or spread.mean is None:
         return card("Clients", format_count(run.clients), f"no {metric(run)} per client recorded")
@@ -80,12 +82,12 @@ def _clients(run: Run) -> Markup:
     )
 
 
-def everyone(curve: Curve) -> str:
+def everyone(curve: LearningCurve) -> str:
     """What to call the score of the whole run."""
     return "all clients" if curve.on_clients else "global"
 
 
-def tier_table(run: Run) -> Markup:
+def tier_table(run: RunRecord) -> Markup:
     """The score per tier, and over its clients."""
     head = ["", "clients", "parameters", "final", "by validation", "client mean ± sd", "worst tenth"]
     rows = [
@@ -97,7 +99,9 @@ def tier_table(run: Run) -> Markup:
     return table(head, rows)
 
 
-def _scores(name: str, clients: int | None, parameters: int | None, curve: Curve, judge: MetricFormat) -> list[str]:
+def _scores(
+    name: str, clients: int | None, parameters: int | None, curve: LearningCurve, judge: MetricFormat
+) -> list[str]:
     final, best = curve.final, curve.best
     spread = final.clients if final else None
     mark = " †" if curve.on_clients else ""
@@ -112,12 +116,12 @@ def _scores(name: str, clients: int | None, parameters: int | None, curve: Curve
     ]
 
 
-def beside_table(run: Run) -> Markup | None:
+def beside_table(run: RunRecord) -> Markup | None:
     """Other scores of the last scored round, where the run is judged by something else than accuracy."""
     curves = [*((tier.name, tier.curve) for tier in run.tiers), (everyone(run.curve), run.curve)]
     ends = [(name, curve.final) for name, curve in curves if curve.final]
-    found = [(name, end.test.beside) for name, end in ends] + [
-        (f"{name}, its clients", end.own.beside) for name, end in ends
+    found = [(name, end.test.others) for name, end in ends] + [
+        (f"{name}, its clients", end.own.others) for name, end in ends
     ]
     found = [(name, beside) for name, beside in found if beside]
     if run.metric == "accuracy" or not found:
@@ -128,14 +132,14 @@ def beside_table(run: Run) -> Markup | None:
     return table(["beside it", *(score.name.replace("f1 ", "F1 ") for score in scores.values())], rows)
 
 
-def dagger(run: Run) -> Markup | None:
+def dagger(run: RunRecord) -> Markup | None:
     """What the dagger says, where one was set."""
     marked = run.curve.on_clients or any(tier.curve.on_clients for tier in run.tiers)
     words = "† Models live on the clients: mean over clients, each on its own examples, not one shared test set."
     return tag("p", words, class_="note") if marked else None
 
 
-def cost_table(run: Run) -> Markup:
+def cost_table(run: RunRecord) -> Markup:
     """What one client's part in one round takes, and what the whole run took."""
     head = ["", "device", "down", "up", "compute", "memory", "time", "energy", "traffic", "worked", "energy"]
     groups = [("", 2), ("per client and round: measured", 2), ("modelled", 4), ("whole run: measured", 2)]
@@ -144,7 +148,7 @@ def cost_table(run: Run) -> Markup:
     return table(head, [*rows, _sum(run.totals)], groups)
 
 
-def _costs(tier: Tier) -> list[str]:
+def _costs(tier: TierRecord) -> list[str]:
     one, all_ = tier.accepted, tier.totals
     each = one.per_visit
     shape = [f"width {tier.width}" if tier.width else "", f"depth {tier.depth}" if tier.depth else ""]
@@ -163,7 +167,7 @@ def _costs(tier: Tier) -> list[str]:
     ]
 
 
-def _sum(totals: Totals) -> list[str]:
+def _sum(totals: TaskTotals) -> list[str]:
     return [
         "all",
         *[""] * 7,

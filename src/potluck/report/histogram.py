@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from potluck.report.chart import Mark, Series, plot
 from potluck.report.counted import Bars, Upright
 from potluck.report.figures import charts, figure, section
+from potluck.report.json_values import number
 from potluck.report.markup import Markup, tag
-from potluck.report.picking import number
-from potluck.report.records import Run, Spread
+from potluck.report.records import ClientScores, RunRecord
 from potluck.report.scale import Axis
 from potluck.report.summary import mean_sd, metric_format
 from potluck.report.units import MetricFormat, format_count
@@ -28,9 +28,9 @@ def binned(values: Sequence[float]) -> list[int]:
     return found
 
 
-def local_figure(run: Run) -> Markup | None:
+def local_figure(run: RunRecord) -> Markup | None:
     """One run's clients by their local score; nothing where it was not measured."""
-    point = run.curve.local
+    point = run.curve.last_local
     if point is None or not any(binned(point.local.values)):
         return None
     spread, judge = point.local, metric_format(run)
@@ -40,7 +40,7 @@ def local_figure(run: Run) -> Markup | None:
     return figure(f"Local {judge.name}", _chart(series, spread, _top([spread]), judge), (), note)
 
 
-def local_section(painted: Sequence[tuple[Series, list[Run]]]) -> Markup | None:
+def local_section(painted: Sequence[tuple[Series, list[RunRecord]]]) -> Markup | None:
     """A histogram per method, all on the same axes; nothing where no run has one."""
     found = [(series, pooled(runs)) for series, runs in painted]
     shown = [(series, spread) for series, spread in found if any(binned(spread.values))]
@@ -53,20 +53,20 @@ def local_section(painted: Sequence[tuple[Series, list[Run]]]) -> Markup | None:
     return section(f"Local {judge.name}", tag("p", note, class_="note"), charts(*figures, small=True))
 
 
-def pooled(runs: Sequence[Run]) -> Spread:
+def pooled(runs: Sequence[RunRecord]) -> ClientScores:
     """The clients of several runs as one spread; its mean is the mean over the runs."""
-    found = [run.curve.local.local for run in runs if run.curve.local]
+    found = [run.curve.last_local.local for run in runs if run.curve.last_local]
     mean = number(mean_sd(spread.mean for spread in found)["mean"])
-    return Spread(mean=mean, values=tuple(value for spread in found for value in spread.values))
+    return ClientScores(mean=mean, values=tuple(value for spread in found for value in spread.values))
 
 
-def _top(spreads: Sequence[Spread]) -> float:
+def _top(spreads: Sequence[ClientScores]) -> float:
     """The end of the upright axis for all of these: the highest bar, up to the next full tenth."""
     highest = max(max(binned(spread.values)) / max(1, sum(binned(spread.values))) for spread in spreads)
     return math.ceil(10 * highest - 1e-9) / 10
 
 
-def _chart(series: Series, spread: Spread, top: float, judge: MetricFormat) -> Markup:
+def _chart(series: Series, spread: ClientScores, top: float, judge: MetricFormat) -> Markup:
     counts = binned(spread.values)
     clients = sum(counts)
     bars = [

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from potluck.report.chart import Series
 from potluck.report.coverage import at_random, milestones, rolling, rounds_until, windows
+from potluck.report.json_values import integer
 from potluck.report.markup import Markup, join, table, tag
-from potluck.report.picking import whole
-from potluck.report.records import Run
+from potluck.report.records import RunRecord
 from potluck.report.units import format_count, format_mean_round, format_short
 
-Painted = Sequence[tuple[Series, list[Run]]]
+Painted = Sequence[tuple[Series, list[RunRecord]]]
 
 
 def milestone_table(painted: Painted) -> Markup | None:
@@ -30,11 +30,11 @@ def milestone_table(painted: Painted) -> Markup | None:
     return join(title, tag("p", note, class_="note"), table(head, rows))
 
 
-def _followed(run: Run) -> bool:
-    return any(line.least is not None for line in run.rounds)
+def _followed(run: RunRecord) -> bool:
+    return any(line.least_trained is not None for line in run.rounds)
 
 
-def _row(label: str, runs: list[Run], steps: list[int]) -> list[str]:
+def _row(label: str, runs: list[RunRecord], steps: list[int]) -> list[str]:
     return [label, *(format_mean_round([rounds_until(run, step) for run in runs]) for step in steps)]
 
 
@@ -50,10 +50,10 @@ def _drawn(parts: int, step: int) -> str:
     return format_short(value) + (" ‡" if value is not None and value < rolling(parts, step) else "")
 
 
-def _theory_note(parts: int | str, runs: Sequence[Run]) -> str:
+def _theory_note(parts: int | str, runs: Sequence[RunRecord]) -> str:
     if isinstance(parts, str):
         return f"Measured. The theory for sub-models that hold one of I disjoint windows says nothing here: {parts}."
     words = f"Theory (FedRolex's paper) for one sub-model a round that holds one of I = {parts} disjoint windows:"
     words += " m·I when windows are taken in turn, I·log I + I·(m-1)·log log I when drawn at random."
-    cohort = max((whole(run.manifest.get("cohort")) or 1 for run in runs), default=1)
+    cohort = max((integer(run.manifest.get("cohort")) or 1 for run in runs), default=1)
     return words + (f" Here a round trains up to {format_count(cohort)} sub-models." if cohort > 1 else "")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from potluck.report.json_values import Json, mapping, text
 from potluck.report.markup import Markup, join, table, tag
-from potluck.report.picking import Json, mapping, text
-from potluck.report.records import Run
+from potluck.report.records import RunRecord
 from potluck.report.units import GAP
 
 NEEDS = ("networks", "public", "memory", "larger", "secure")
@@ -23,7 +23,7 @@ MEANING = (
 )
 
 
-def facts(runs: Sequence[Run]) -> Json:
+def facts(runs: Sequence[RunRecord]) -> Json:
     """What the method of these runs declares; nothing where they differ or it declares nothing."""
     first, *others = (mapping(run.manifest.get("facts")) for run in runs)
     return first if all(other == first for other in others) else {}

@@ -9,10 +9,10 @@ from pathlib import Path
 from potluck.ledger import FolderError, write_atomically
 from potluck.report import compare, single
 from potluck.report.headline import state
+from potluck.report.json_values import text
 from potluck.report.markup import Markup, join, tag
-from potluck.report.picking import text
-from potluck.report.reading import read
-from potluck.report.records import Run
+from potluck.report.read import read_record
+from potluck.report.records import RunRecord
 from potluck.report.summary import groups
 
 # The page may run its own script and style and reach nothing else, whatever a run's names hold.
@@ -23,7 +23,7 @@ POLICY = (
 
 def write_report(folders: Sequence[Path], to: Path, title: str | None = None) -> Path:
     """Write the page about one run, or about several side by side, and say where it lies."""
-    runs = [read(folder) for folder in folders]
+    runs = [read_record(folder) for folder in folders]
     if not runs:
         raise ValueError("a report needs at least one run folder")
     _make_room(to)
@@ -39,7 +39,7 @@ def _make_room(to: Path) -> None:
         raise FolderError(words) from fault
 
 
-def render(runs: Sequence[Run], page: Path, title: str | None = None) -> str:
+def render(runs: Sequence[RunRecord], page: Path, title: str | None = None) -> str:
     """The page's text; `page` is where it will lie, for links between reports."""
     one = runs[0] if len(runs) == 1 else None
     title = title or (one.name if one else _shared_title(runs))
@@ -71,12 +71,12 @@ def _header(title: str, intro: Markup) -> Markup:
     return tag("header", brand, tag("h1", title), intro)
 
 
-def _shared_title(runs: Sequence[Run]) -> str:
+def _shared_title(runs: Sequence[RunRecord]) -> str:
     names = dict.fromkeys(run.name for run in runs)
     return next(iter(names)) if len(names) == 1 else f"Comparison of {len(runs)} runs"
 
 
-def _overview(runs: Sequence[Run]) -> Markup:
+def _overview(runs: Sequence[RunRecord]) -> Markup:
     methods = len(groups(runs))
     unfinished = sum(run.status != "done" for run in runs)
     words = f"{len(runs)} runs of {methods} {'methods' if methods != 1 else 'method'}"
@@ -84,7 +84,7 @@ def _overview(runs: Sequence[Run]) -> Markup:
     return tag("p", words + tail, class_="lede")
 
 
-def _footer(runs: Sequence[Run]) -> Markup:
+def _footer(runs: Sequence[RunRecord]) -> Markup:
     versions = sorted({text(run.manifest.get("potluck")) for run in runs} - {""})
     made = f"Runs made with Potluck {', '.join(versions)}." if versions else None
     words = (

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from potluck.report.json_values import integer, mapping, number
 from potluck.report.markup import Markup, tag
-from potluck.report.picking import mapping, number, whole
-from potluck.report.records import Run
+from potluck.report.records import RunRecord
 
 
-def promised(run: Run) -> str:
+def promised(run: RunRecord) -> str:
     """The promise in a line; nothing where updates got no noise."""
     found = mapping(run.manifest.get("privacy"))
     each, delta, clip, noise = (number(found.get(key)) for key in ("epsilon_each", "delta", "clip", "noise"))
     if each is None or delta is None or clip is None or noise is None:
         return ""
-    composed, uploads = number(found.get("epsilon")), whole(found.get("uploads"))
+    composed, uploads = number(found.get("epsilon")), integer(found.get("uploads"))
     one = f"ε = {each:.3g} for each upload"
     if composed is not None and uploads is not None:
         times = "once" if uploads == 1 else f"{uploads} times"
@@ -21,7 +21,7 @@ def promised(run: Run) -> str:
     return f"{one}, at δ = {delta:g}; updates clipped to {clip:.3g}, with noise of {noise:.3g} times that"
 
 
-def promise_note(run: Run) -> Markup | None:
+def promise_note(run: RunRecord) -> Markup | None:
     """The promise as a note."""
     words = promised(run)
     local = "Local differential privacy, simulated; scores on clients' own examples are not part of it."

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from potluck.report.reading import SERVER
-from potluck.report.records import Run
+from potluck.report.records import SERVER, RunRecord
 
 
-def refused(run: Run) -> str:
+def refused(run: RunRecord) -> str:
     """How many replies were refused, and why most often, in a line; nothing where all were good."""
-    kinds = [fault for fault in run.faults if fault.outcome == "quarantined"]
+    kinds = [fault for fault in run.failures if fault.outcome == "quarantined"]
     if not kinds:
         return ""
     most, times = kinds[0], sum(fault.times for fault in kinds)

@@ -12,7 +12,7 @@ from potluck.report.headline import beside_table, cost_table, dagger, everyone, 
 from potluck.report.histogram import local_figure
 from potluck.report.markup import Markup, fold, join, table, tag
 from potluck.report.promise import promise_note
-from potluck.report.records import Curve, Line, Point, Run, Tier
+from potluck.report.records import LearningCurve, Points, RoundScores, RunRecord, TierRecord
 from potluck.report.scale import Axis
 from potluck.report.skyline import run_section
 from potluck.report.summary import Spent, capital, metric, metric_format, reached, spent, targets
@@ -32,13 +32,13 @@ ROUNDS = Axis("round", "whole", low=0.0, tight=True)
 DASH = "4 4"
 
 
-def judged(*runs: Run) -> Axis:
+def judged(*runs: RunRecord) -> Axis:
     """The axis of the score that runs are judged by."""
     judge = metric_format(*runs)
     return Axis(judge.name, "percent" if judge.percent else "plain")
 
 
-def body(run: Run) -> Markup:
+def body(run: RunRecord) -> Markup:
     """Everything about one run, in the order in which one asks."""
     return join(
         numbers(run),
@@ -51,14 +51,14 @@ def body(run: Run) -> Markup:
         section("Cost per tier", *_cost(run)),
         _closer(run),
         alike_section(features_of(run.features)),
-        taught_section(run.lessons),
+        taught_section(run.transfers),
         run_section(run),
         section("What went wrong", trouble(run)),
         papers(run),
     )
 
 
-def brief(run: Run) -> Markup:
+def brief(run: RunRecord) -> Markup:
     """One run among several: the numbers, the curve, the trouble, the papers."""
     return join(
         numbers(run),
@@ -71,30 +71,33 @@ def brief(run: Run) -> Markup:
     )
 
 
-def tier_series(run: Run) -> list[tuple[Series, Tier]]:
+def tier_series(run: RunRecord) -> list[tuple[Series, TierRecord]]:
     """A colour per tier, the same in every chart of a run."""
     return list(zip(palette(tier.name for tier in run.tiers), run.tiers, strict=True))
 
 
-def overall(run: Run) -> Series:
+def overall(run: RunRecord) -> Series:
     """The line that stands for the whole run: the shared model, or all clients' own."""
     return Series("whole", everyone(run.curve), "var(--ink)", thick=True)
 
 
-def _curves(run: Run) -> list[tuple[Series, Curve]]:
+def _curves(run: RunRecord) -> list[tuple[Series, LearningCurve]]:
     found = [(overall(run), run.curve)] + [(series, tier.curve) for series, tier in tier_series(run)]
     return [(series, curve) for series, curve in found if curve.final or curve.best]
 
 
 def _pair(
-    series: Series, curve: Curve, test: Callable[[Point], float | None], held_out: Callable[[Point], float | None]
+    series: Series,
+    curve: LearningCurve,
+    test: Callable[[RoundScores], float | None],
+    held_out: Callable[[RoundScores], float | None],
 ) -> list[Mark]:
     """A solid line for the test set, a dashed one for validation."""
     solid = Path(series, curve.line(test), name=f"{series.label}, {'clients' if curve.on_clients else 'test'}")
     return [solid, Path(series, curve.line(held_out), DASH, f"{series.label}, validation")]
 
 
-def score_figure(run: Run) -> Markup:
+def score_figure(run: RunRecord) -> Markup:
     """The score over rounds, for all and per tier."""
     curves = _curves(run)
     marks = [
@@ -109,9 +112,9 @@ def score_figure(run: Run) -> Markup:
     return figure(capital(metric(run)), chart, [series for series, _ in curves], note)
 
 
-def _loss_figure(run: Run) -> Markup:
+def _loss_figure(run: RunRecord) -> Markup:
     training = Series("training", "training", "var(--c6)")
-    lines: list[tuple[Series, Line]] = [
+    lines: list[tuple[Series, Points]] = [
         (training, [(float(r.number), r.loss) for r in run.rounds if r.loss is not None])
     ]
     lines += [(series, curve.line(lambda p: p.test.loss)) for series, curve in _curves(run)]
@@ -124,14 +127,14 @@ def _loss_figure(run: Run) -> Markup:
     return figure("Loss", chart, named, "Dotted: mean training loss of the round's clients; solid: test loss.")
 
 
-def against(run: Run, amount: Callable[[Spent], float]) -> Line:
+def against(run: RunRecord, amount: Callable[[Spent], float]) -> Points:
     """The score against what it had cost by then: (amount, score)."""
     costs = spent(run)
     line = run.curve.line(lambda point: point.score)
     return [(amount(costs[int(done)]), value) for done, value in line if int(done) in costs]
 
 
-def _price_figures(run: Run) -> list[Markup]:
+def _price_figures(run: RunRecord) -> list[Markup]:
     both = Series("both", "both directions", "var(--ink)", thick=True)
     down, up = palette(["down: server to clients", "up: clients to server"], start=3)
     amounts: list[tuple[Series, Callable[[Spent], float]]] = [
@@ -157,7 +160,7 @@ def _price_figures(run: Run) -> list[Markup]:
 
 
 def _modelled_figure(
-    run: Run, amount: str, where: str, line: Line, unit: Callable[[float], tuple[float, str]], note: str
+    run: RunRecord, amount: str, where: str, line: Points, unit: Callable[[float], tuple[float, str]], note: str
 ) -> Markup:
     factor, name = unit(max((x for x, _ in line), default=0.0))
     marks = [Path(overall(run), [(x / factor, y) for x, y in line])]
@@ -166,7 +169,7 @@ def _modelled_figure(
     return figure(what, chart, (), note)
 
 
-def _target_table(run: Run) -> Markup:
+def _target_table(run: RunRecord) -> Markup:
     """When each target was first met, and what had been spent by then."""
     costs = spent(run)
     tiers = [tier for tier in run.tiers if tier.curve.points]
@@ -187,7 +190,7 @@ def _target_table(run: Run) -> Markup:
     return join(tag("h3", "Rounds to a target"), tag("p", note, class_="note"), table(head, rows, groups))
 
 
-def _cost(run: Run) -> list[Markup]:
+def _cost(run: RunRecord) -> list[Markup]:
     tiers = tier_series(run)
     each = [(series, tier, tier.accepted) for series, tier in tiers]
     sizes = [
@@ -211,13 +214,13 @@ def _cost(run: Run) -> list[Markup]:
     return [tag("p", words, class_="note"), tag("div", *bars, class_="meters"), cost_table(run)]
 
 
-def _closer(run: Run) -> Markup | None:
+def _closer(run: RunRecord) -> Markup | None:
     """Per client and per class, where either was recorded."""
     found = [made for made in (local_figure(run), spread_figure(run), _class_figure(run)) if made]
     return section("A closer look at the end", charts(*found, small=len(found) == 3)) if found else None
 
 
-def _class_figure(run: Run) -> Markup | None:
+def _class_figure(run: RunRecord) -> Markup | None:
     """Accuracy per class after the last scored round: bars for the shared model, dots for the tiers."""
     marks: list[Mark] = []
     shown = []
@@ -247,7 +250,7 @@ def _class_figure(run: Run) -> Markup | None:
     return figure("Accuracy per class", chart, shown, "Test set, last scored round. Bars: global; dots: tiers.")
 
 
-def spread_figure(run: Run) -> Markup | None:
+def spread_figure(run: RunRecord) -> Markup | None:
     """Every client's score, sorted: a flat line is a fair model."""
     marks, shown = [], []
     for series, tier in tier_series(run):
@@ -263,16 +266,22 @@ def spread_figure(run: Run) -> Markup | None:
     return figure(f"{what} over clients", chart, shown, "Each tier's clients from worst to best: flat is fair.")
 
 
-def trouble(run: Run) -> Markup:
+def trouble(run: RunRecord) -> Markup:
     """Replies that did not count and warnings; a plain word where there were none."""
     totals, parts = run.totals, []
     lost = f"{format_count(totals.absent)} absent, {format_count(totals.quarantined)} quarantined"
     parts.append(tag("p", f"{format_count(totals.accepted)} replies accepted, {lost}."))
-    if run.faults:
+    if run.failures:
         head = ["outcome", "tier", "reason", "times", "rounds"]
         rows = [
-            [f.outcome, f.tier, f.reason or "no reason given", format_count(f.times), _span(f.first, f.last)]
-            for f in run.faults
+            [
+                f.outcome,
+                f.tier,
+                f.reason or "no reason given",
+                format_count(f.times),
+                _span(f.first_round, f.last_round),
+            ]
+            for f in run.failures
         ]
         parts.append(table(head, rows[:30], kind="words"))
         if len(rows) > 30:
@@ -292,7 +301,7 @@ def _span(first: int, last: int) -> str:
     return str(first) if first == last else f"{first} to {last}"
 
 
-def papers(run: Run) -> Markup:
+def papers(run: RunRecord) -> Markup:
     """What was asked for, and where and with what it ran."""
     manifest = json.dumps(run.manifest, indent=2, ensure_ascii=False, default=str)
     return join(fold("Settings", tag("pre", run.settings)), fold("Manifest", tag("pre", manifest)))

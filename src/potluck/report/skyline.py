@@ -10,7 +10,7 @@ from potluck.report.coverage import Cell, cells, has_coverage, least_line, mean_
 from potluck.report.figures import charts, figure, legend, section
 from potluck.report.markup import Markup, join, table, tag
 from potluck.report.milestones import Painted, milestone_table
-from potluck.report.records import Coverage, Run
+from potluck.report.records import GroupCoverage, RunRecord
 from potluck.report.scale import Axis
 from potluck.report.units import format_count, format_short
 
@@ -21,7 +21,7 @@ ROUNDS = Axis("round", "whole", low=0.0, tight=True)
 TIMES = Axis("times trained", low=0.0)
 
 
-def run_section(run: Run) -> Markup | None:
+def run_section(run: RunRecord) -> Markup | None:
     """A skyline per group of units, and when all units had been trained; nothing for whole models."""
     if not has_coverage(run):
         return None
@@ -32,7 +32,7 @@ def run_section(run: Run) -> Markup | None:
     return section(TITLE, _how_to_read(run, top) if shown else None, strips, milestone_table([(series, [run])]))
 
 
-def _how_to_read(run: Run, top: float) -> Markup:
+def _how_to_read(run: RunRecord, top: float) -> Markup:
     left_out = len(run.coverage) - GROUPS
     words = "Units from left to right; height and shade: how often each was trained, over clients and rounds."
     words += f" All groups share one scale, from 0 to {format_short(top)}."
@@ -40,7 +40,7 @@ def _how_to_read(run: Run, top: float) -> Markup:
     return tag("p", words, class_="note")
 
 
-def _strip(one: Coverage, top: float) -> Markup:
+def _strip(one: GroupCoverage, top: float) -> Markup:
     """One group as a row of towers, with its numbers in words for those who cannot point."""
     drawn, units = cells(one.counts), len(one.counts)
     least, mean, most = numbers(one)
@@ -65,13 +65,13 @@ def _strip(one: Coverage, top: float) -> Markup:
     return tag("div", head, towers, foot, class_="strip")
 
 
-def numbers(one: Coverage) -> list[str]:
+def numbers(one: GroupCoverage) -> list[str]:
     """The least, the mean and the most often a unit of the group was trained."""
     known = one.known
     return [format_short(min(known)), format_short(sum(known) / len(known)), format_short(max(known))]
 
 
-def never(one: Coverage) -> int:
+def never(one: GroupCoverage) -> int:
     """How many units were never trained."""
     return sum(value == 0 for value in one.known)
 
@@ -130,7 +130,7 @@ def methods_section(painted: Painted) -> Markup | None:
     return section(TITLE, scope, milestone_table(kept), _count_table(kept))
 
 
-def _by_method(painted: Painted) -> list[tuple[Series, Coverage]]:
+def _by_method(painted: Painted) -> list[tuple[Series, GroupCoverage]]:
     """The largest group of all, averaged per method; methods that lack it in this size are left out."""
     groups = [one for _, runs in painted for run in runs for one in run.coverage]
     if not groups:

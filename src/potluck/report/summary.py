@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from potluck.report.average import average, telling
 from potluck.report.needs import facts
-from potluck.report.records import Curve, Run
+from potluck.report.records import LearningCurve, RunRecord
 from potluck.report.units import CORRELATIONS, MetricFormat
 
 TARGETS = (0.5, 0.8, 0.9, 0.95)
@@ -31,7 +31,7 @@ class Spent:
         return self.bytes_down + self.bytes_up
 
 
-def spent(run: Run) -> dict[int, Spent]:
+def spent(run: RunRecord) -> dict[int, Spent]:
     """The cost so far after every round, from 0 on."""
     so_far = Spent()
     costs = {0: so_far}
@@ -46,22 +46,22 @@ def spent(run: Run) -> dict[int, Spent]:
     return costs
 
 
-def reached(curve: Curve, target: float) -> int | None:
+def reached(curve: LearningCurve, target: float) -> int | None:
     """The first scored round whose score is at least the target."""
     return next((p.round for p in curve.points if p.score is not None and p.score >= target), None)
 
 
-def rounds_to(run: Run, target: float) -> int | None:
+def rounds_to(run: RunRecord, target: float) -> int | None:
     """The first scored round with this test score; the mean over clients where no shared model is scored."""
     return reached(run.curve, target)
 
 
-def rounds_to_average(run: Run, target: float) -> int | None:
+def rounds_to_average(run: RunRecord, target: float) -> int | None:
     """The first scored round in which the tiers' average is at least the target."""
     return reached(average(run), target)
 
 
-def targets(*runs: Run) -> tuple[float, ...]:
+def targets(*runs: RunRecord) -> tuple[float, ...]:
     """The scores to which rounds are counted: those that runs name, in their order, or sorted where runs differ."""
     named = list(dict.fromkeys(run.targets for run in runs if run.targets))
     if len(named) > 1:
@@ -69,23 +69,25 @@ def targets(*runs: Run) -> tuple[float, ...]:
     return named[0] if named else TARGETS
 
 
-def main_target(*runs: Run) -> float:
+def main_target(*runs: RunRecord) -> float:
     """The one score to which rounds are counted where there is room for one: the first that is named."""
     return targets(*runs)[0] if any(run.targets for run in runs) else TARGETS[1]
 
 
-def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
+def groups(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
     """Runs of one method that differ in their seed. Where a label repeats a seed its runs differ in more than that,
     so the run's name tells them apart, and failing that its folder."""
     return _split(runs, (lambda run: run.label, lambda run: run.name, lambda run: str(run.folder)))
 
 
-def _split(runs: Sequence[Run], names: Sequence[Callable[[Run], str]], known: str = "") -> dict[str, list[Run]]:
-    sorted_: dict[str, list[Run]] = {}
+def _split(
+    runs: Sequence[RunRecord], names: Sequence[Callable[[RunRecord], str]], known: str = ""
+) -> dict[str, list[RunRecord]]:
+    sorted_: dict[str, list[RunRecord]] = {}
     for run in runs:
         name = names[0](run)
         sorted_.setdefault(f"{known} · {name}" if known else name, []).append(run)
-    found: dict[str, list[Run]] = {}
+    found: dict[str, list[RunRecord]] = {}
     for label, members in sorted_.items():
         apart = len({run.seed for run in members}) == len(members)
         found |= {label: members} if apart or len(names) == 1 else _split(members, names[1:], label)
@@ -102,22 +104,22 @@ def mean_sd(values: Iterable[float | None]) -> Row:
     }
 
 
-def _final(curve: Curve | None) -> float | None:
+def _final(curve: LearningCurve | None) -> float | None:
     return curve.final.score if curve and curve.final else None
 
 
-def _chosen(curve: Curve) -> float | None:
+def _chosen(curve: LearningCurve) -> float | None:
     """The test score where validation was best."""
     return curve.best.score if curve.best else None
 
 
-def metric_format(*runs: Run) -> MetricFormat:
+def metric_format(*runs: RunRecord) -> MetricFormat:
     """How to write the metric that the runs share; if their metrics differ it is called just "score"."""
     names = {run.metric for run in runs}
     return MetricFormat.of_metric(names.pop()) if len(names) == 1 else MetricFormat("score", not names & CORRELATIONS)
 
 
-def metric(*runs: Run) -> str:
+def metric(*runs: RunRecord) -> str:
     """The name of the metric that the runs share, as text."""
     return metric_format(*runs).name
 
@@ -127,12 +129,12 @@ def capital(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def tier_names(runs: Iterable[Run]) -> list[str]:
+def tier_names(runs: Iterable[RunRecord]) -> list[str]:
     """Every tier that was scored in any run, in the order of first mention."""
     return list(dict.fromkeys(tier.name for run in runs for tier in run.tiers if tier.curve.points))
 
 
-def compare_rows(runs: Sequence[Run]) -> list[Row]:
+def compare_rows(runs: Sequence[RunRecord]) -> list[Row]:
     """One row per method, bounds last: mean and sd over its seeds. Plain values throughout: a row is JSON as it is.
 
     The tiers' average is in every row or in none: where no run has tiers that differ it would repeat the global score.
@@ -147,7 +149,7 @@ def ranked(rows: Sequence[Row]) -> list[Row]:
     return [row for row in able if row["scored_on"] == "test"] or able
 
 
-def _row(label: str, runs: list[Run], aims: Sequence[float], averaged: bool) -> Row:
+def _row(label: str, runs: list[RunRecord], aims: Sequence[float], averaged: bool) -> Row:
     declared = facts(runs)
     return {
         "label": label,
@@ -157,12 +159,12 @@ def _row(label: str, runs: list[Run], aims: Sequence[float], averaged: bool) -> 
         "runs": len(runs),
         "seeds": [run.seed for run in runs],
         "unfinished": sum(run.status != "done" for run in runs),
-        "rounds": mean_sd(float(run.done) for run in runs),
+        "rounds": mean_sd(float(run.rounds_done) for run in runs),
         "metric": metric(*runs),
         "scored_on": "clients" if any(run.curve.on_clients for run in runs) else "test",
         "global": mean_sd(_final(run.curve) for run in runs),
         **({"average": mean_sd(_final(average(run)) for run in runs)} if averaged else {}),
-        "local": mean_sd(run.curve.local.local.mean if run.curve.local else None for run in runs),
+        "local": mean_sd(run.curve.last_local.local.mean if run.curve.last_local else None for run in runs),
         "best": mean_sd(_chosen(run.curve) for run in runs),
         "tiers": {
             name: mean_sd(_final(t.curve if (t := run.tier(name)) else None) for run in runs)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from potluck.report.chart import Band, Mark, Path, palette, plot
 from potluck.report.figures import charts, figure, legend, section
+from potluck.report.json_values import number
 from potluck.report.markup import Markup, table, tag
-from potluck.report.picking import number
-from potluck.report.records import Run
+from potluck.report.records import RunRecord
 from potluck.report.scale import Axis
 from potluck.report.single import judged
 from potluck.report.summary import Row, mean_sd, metric, metric_format
@@ -19,7 +19,7 @@ Cells = dict[str, dict[str, Row]]
 """Mean and deviation by method, then by variant."""
 
 
-def sweep_section(runs: Sequence[Run]) -> Markup | None:
+def sweep_section(runs: Sequence[RunRecord]) -> Markup | None:
     """A table of methods by variants and, where the variants are numbers, a chart; nothing without variants."""
     variants = list(dict.fromkeys(run.variant for run in runs))
     if len(variants) < 2:
@@ -36,7 +36,7 @@ def sweep_section(runs: Sequence[Run]) -> Markup | None:
     return section("What varies", words, table(["", *variants], rows), _chart(found, scaled(variants), runs))
 
 
-def cells(runs: Sequence[Run]) -> Cells:
+def cells(runs: Sequence[RunRecord]) -> Cells:
     """The final score of each method under each variant."""
     values: dict[str, dict[str, list[float | None]]] = {}
     for run in runs:
@@ -64,7 +64,7 @@ def _written(cell: Row, judge: MetricFormat) -> str:
     return judge.format_cell(number(cell["mean"]), number(cell["sd"]))
 
 
-def _chart(found: Cells, scale: tuple[str, dict[str, float]] | None, runs: Sequence[Run]) -> Markup | None:
+def _chart(found: Cells, scale: tuple[str, dict[str, float]] | None, runs: Sequence[RunRecord]) -> Markup | None:
     if scale is None:
         return None
     title, places = scale

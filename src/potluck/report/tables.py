@@ -7,9 +7,9 @@ from itertools import product
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
+from potluck.report.json_values import mapping, number, text
 from potluck.report.needs import KEY, NEEDS, needed
-from potluck.report.picking import mapping, number, text
-from potluck.report.records import Curve, Run, Totals
+from potluck.report.records import LearningCurve, RunRecord, TaskTotals
 from potluck.report.summary import Row, compare_rows, main_target, metric, metric_format, tier_names
 from potluck.report.units import (
     GAP,
@@ -30,10 +30,10 @@ NAME, NUMBER = 12, 5
 """The least width of the first column and of the others."""
 
 
-def run_table(run: Run) -> Table:
+def run_table(run: RunRecord) -> Table:
     """One run: a row per tier and one for all."""
     table = _table(
-        f"{run.label}: {run.status}, {run.done} rounds",
+        f"{run.label}: {run.status}, {run.rounds_done} rounds",
         ["tier", metric(run).split()[0], "clients", "parameters", "down", "up", "time*", "energy*"],
     )
     for tier in run.tiers:
@@ -66,7 +66,7 @@ def run_table(run: Run) -> Table:
     return table
 
 
-def compare_table(runs: Sequence[Run], width: int | None = None) -> Table:
+def compare_table(runs: Sequence[RunRecord], width: int | None = None) -> Table:
     """Several runs: a row per method, mean ± sd over its seeds; bounds apart, after a line.
 
     As many columns as `width` characters hold (by default those of the terminal). What methods need is left out first,
@@ -86,7 +86,7 @@ def compare_table(runs: Sequence[Run], width: int | None = None) -> Table:
     return table
 
 
-def needs_table(runs: Sequence[Run], width: int | None = None) -> Table | None:
+def needs_table(runs: Sequence[RunRecord], width: int | None = None) -> Table | None:
     """What methods need and allow; nothing where none says so, or where the comparison's own table has it already."""
     rows = compare_rows(runs)
     told = [row for row in rows if mapping(row["facts"])]
@@ -99,7 +99,7 @@ def needs_table(runs: Sequence[Run], width: int | None = None) -> Table | None:
     return table
 
 
-def _fitting(runs: Sequence[Run], rows: list[Row], room: int) -> list[list[str]]:
+def _fitting(runs: Sequence[RunRecord], rows: list[Row], room: int) -> list[list[str]]:
     """The head and the lines of the widest way to show a comparison in so many characters, or else the narrowest."""
     most = max((int(number(row["runs"]) or 0) for row in rows), default=0)
     judge, target = metric_format(*runs), main_target(*runs)
@@ -233,11 +233,11 @@ def _plain(cells: list[str]) -> list[Text]:
     return [Text(cell) for cell in cells]
 
 
-def _score(curve: Curve, judge: MetricFormat) -> str:
+def _score(curve: LearningCurve, judge: MetricFormat) -> str:
     return judge.format(curve.final.score if curve.final else None) + (" †" if curve.on_clients else "")
 
 
-def _sums(totals: Totals, seconds: float | None) -> list[str]:
+def _sums(totals: TaskTotals, seconds: float | None) -> list[str]:
     return [
         format_bytes(totals.bytes_down),
         format_bytes(totals.bytes_up),

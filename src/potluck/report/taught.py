@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 from potluck.report.chart import Mark, Path, Series, palette, plot
 from potluck.report.figures import charts, figure, section
 from potluck.report.heat import heat
-from potluck.report.lessons import Lesson
 from potluck.report.markup import Markup, tag
+from potluck.report.records import TransferRecord
 from potluck.report.scale import Axis
 
 ROUNDS = Axis("round", "whole", low=0.0, tight=True)
 
 
-def taught_section(lessons: Sequence[Lesson]) -> Markup | None:
+def taught_section(lessons: Sequence[TransferRecord]) -> Markup | None:
     """Fidelity over rounds, and a heat map for each teacher and student; nothing where nobody was taught."""
     if not lessons:
         return None
-    by_name: dict[str, list[Lesson]] = {}
+    by_name: dict[str, list[TransferRecord]] = {}
     for lesson in sorted(lessons, key=lambda lesson: lesson.round):
         by_name.setdefault(lesson.name, []).append(lesson)
     painted = dict(zip(palette(by_name), by_name.values(), strict=True))
@@ -27,17 +27,20 @@ def taught_section(lessons: Sequence[Lesson]) -> Markup | None:
     )
 
 
-def _fidelity(painted: Mapping[Series, Sequence[Lesson]]) -> Markup | None:
+def _fidelity(painted: Mapping[Series, Sequence[TransferRecord]]) -> Markup | None:
     note = "Cosine of a student's scores with its teacher's on public rows, as a share: 1 is the same direction."
     return _figure(
         "Fidelity", note, painted, [[(one.round, one.fidelity) for one in each] for each in painted.values()]
     )
 
 
-def _importance(painted: Mapping[Series, Sequence[Lesson]]) -> Markup | None:
+def _importance(painted: Mapping[Series, Sequence[TransferRecord]]) -> Markup | None:
     note = "Loc, mean over pairs of layers: at zero, features are not taught any more."
     return _figure(
-        "Importance of features", note, painted, [[(one.round, one.mean) for one in each] for each in painted.values()]
+        "Importance of features",
+        note,
+        painted,
+        [[(one.round, one.mean_loc) for one in each] for each in painted.values()],
     )
 
 
@@ -52,12 +55,15 @@ def _figure(
     return figure(title, chart, list(painted), note)
 
 
-def _maps(by_name: Mapping[str, Sequence[Lesson]]) -> Markup | None:
+def _maps(by_name: Mapping[str, Sequence[TransferRecord]]) -> Markup | None:
     """Each pair's importance after its last transfer, all on one scale."""
     last = [found for each in by_name.values() if (found := next((one for one in reversed(each) if one.loc), None))]
     if not last:
         return None
     most = max((value for one in last for line in one.loc for value in line if value is not None), default=0.0) or 1.0
     told = "Loc by pair after the last transfer, mean over public rows; lines are the teacher's layers."
-    figures = (figure(f"{one.name}, round {one.round}", heat(one.teacher, one.student, one.loc, most)) for one in last)
+    figures = (
+        figure(f"{one.name}, round {one.round}", heat(one.teacher_layers, one.student_layers, one.loc, most))
+        for one in last
+    )
     return tag("div", tag("h3", "Which features mattered"), tag("p", told, class_="note"), charts(*figures, small=True))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from potluck.report.picking import mapping, number, text
-from potluck.report.records import Run
+from potluck.report.json_values import mapping, number, text
+from potluck.report.records import RunRecord
 from potluck.report.summary import Row, compare_rows, metric_format, ranked, tier_names
 from potluck.report.units import MetricFormat
 
@@ -35,7 +35,7 @@ class Lead:
         return f"{with_}, {judged.format_difference(self.margin)} above {self.behind}{small}"
 
 
-def verdict(runs: Sequence[Run]) -> list[str]:
+def verdict(runs: Sequence[RunRecord]) -> list[str]:
     """Sentences on the final score; none where the runs cannot be set side by side."""
     rows = compare_rows(runs)
     tasks = {(run.metric, run.classes) for run in runs if run.classes is not None}
@@ -66,14 +66,14 @@ def lead(summaries: dict[str, object]) -> Lead | None:
     return Lead(first[1], first[0], second[1], first[0] - second[0], max(first[2], second[2]))
 
 
-def _cautions(rows: list[Row], able: list[Row], runs: Sequence[Run]) -> list[str]:
+def _cautions(rows: list[Row], able: list[Row], runs: Sequence[RunRecord]) -> list[str]:
     found = []
     if bounds := [text(row["label"]) for row in rows if row["bound"]]:
         found.append(f"Not ranked: {', '.join(bounds)}, a bound that ignores what devices can carry.")
     left_out = [text(row["label"]) for row in rows if row not in able and not row["bound"]]
     if left_out:
         found.append(f"Not ranked: {', '.join(left_out)}, scored by its clients and not on the shared test set.")
-    done = sorted({run.done for run in runs})
+    done = sorted({run.rounds_done for run in runs})
     if len(done) > 1:
         found.append(f"The runs differ in length: {done[0]} to {done[-1]} rounds done.")
     return found
