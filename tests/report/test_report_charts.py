@@ -9,10 +9,9 @@ from made_runs import made_family, made_run
 from rich.console import Console
 
 from potluck.report import compare_table, read_record, run_table, units
-from potluck.report.chart import Band, Columns, palette, plot, thinned
-from potluck.report.chart import Path as Drawn
-from potluck.report.markup import Markup, tag
-from potluck.report.scale import Axis, scale
+from potluck.report.html import Markup, palette, tag
+from potluck.report.marks import BandMark, ColumnsMark, LineMark, thin
+from potluck.report.svg import PlotAxis, make_scale, plot
 
 ONE = palette(["one"])[0]
 
@@ -20,52 +19,54 @@ ONE = palette(["one"])[0]
 @pytest.mark.parametrize(
     ("axis", "values", "ticks"),
     [
-        (Axis("accuracy", "percent"), [0.1, 0.93], (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)),
-        (Axis("round", "whole", tight=True), [0, 3], (0.0, 1.0, 2.0, 3.0)),
-        (Axis("round", "whole", tight=True), [0, 47], (0.0, 10.0, 20.0, 30.0, 40.0)),
-        (Axis("loss", low=0.0), [2.3], (0.0, 0.5, 1.0, 1.5, 2.0, 2.5)),
+        (PlotAxis("accuracy", "percent"), [0.1, 0.93], (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)),
+        (PlotAxis("round", "whole", tight=True), [0, 3], (0.0, 1.0, 2.0, 3.0)),
+        (PlotAxis("round", "whole", tight=True), [0, 47], (0.0, 10.0, 20.0, 30.0, 40.0)),
+        (PlotAxis("loss", low=0.0), [2.3], (0.0, 0.5, 1.0, 1.5, 2.0, 2.5)),
     ],
 )
-def test_ticks_are_round_numbers(axis: Axis, values: list[float], ticks: tuple[float, ...]) -> None:
-    assert scale(axis, values, 0, 100).ticks == ticks
+def test_ticks_are_round_numbers(axis: PlotAxis, values: list[float], ticks: tuple[float, ...]) -> None:
+    assert make_scale(axis, values, 0, 100).ticks == ticks
 
 
 def test_a_scale_maps_its_ends_onto_the_frame() -> None:
-    line = scale(Axis("x", tight=True), [2.0, 4.0], 10, 110)
+    line = make_scale(PlotAxis("x", tight=True), [2.0, 4.0], 10, 110)
     assert (line(2.0), line(3.0), line(4.0)) == (10, 60, 110)
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.4, -3.0, 1e9])
 @pytest.mark.parametrize("kind", ["plain", "percent", "whole"])
 def test_a_single_value_still_gets_an_axis(value: float, kind: str) -> None:
-    line = scale(Axis("x", kind), [value], 0, 100)
+    line = make_scale(PlotAxis("x", kind), [value], 0, 100)
     assert line.low < line.high
 
 
 def test_a_line_is_drawn_where_its_points_lie() -> None:
-    drawn = Drawn(ONE, [(0, 0.0), (1, 1.0)]).draw(scale(Axis("x"), [0, 1], 0, 100), scale(Axis("y"), [0, 1], 50, 0))
+    drawn = LineMark(ONE, [(0, 0.0), (1, 1.0)]).draw(
+        make_scale(PlotAxis("x"), [0, 1], 0, 100), make_scale(PlotAxis("y"), [0, 1], 50, 0)
+    )
     assert 'd="M0.0 50.0L100.0 0.0"' in drawn
 
 
 def test_a_band_closes_over_its_lower_edge() -> None:
-    across, up = scale(Axis("x"), [0, 1], 0, 100), scale(Axis("y"), [0, 1], 100, 0)
-    drawn = Band(ONE, [(0, 0.2, 0.4), (1, 0.5, 0.7)]).draw(across, up)
+    across, up = make_scale(PlotAxis("x"), [0, 1], 0, 100), make_scale(PlotAxis("y"), [0, 1], 100, 0)
+    drawn = BandMark(ONE, [(0, 0.2, 0.4), (1, 0.5, 0.7)]).draw(across, up)
     assert 'd="M0.0 60.0L100.0 30.0L100.0 50.0L0.0 80.0Z"' in drawn
 
 
 def test_columns_stand_on_zero() -> None:
-    across, up = scale(Axis("x", tight=True), [-0.5, 0.5], 0, 100), scale(Axis("y"), [0, 1], 100, 0)
-    assert 'x="14.0" y="25.0" width="72.0" height="75.0"' in Columns(ONE, [(0, 0.75, "")]).draw(across, up)
+    across, up = make_scale(PlotAxis("x", tight=True), [-0.5, 0.5], 0, 100), make_scale(PlotAxis("y"), [0, 1], 100, 0)
+    assert 'x="14.0" y="25.0" width="72.0" height="75.0"' in ColumnsMark(ONE, [(0, 0.75, "")]).draw(across, up)
 
 
 def test_a_chart_without_points_says_so() -> None:
-    assert "Nothing recorded yet" in plot([Drawn(ONE, [])], Axis("x"), Axis("y"), "empty")
+    assert "Nothing recorded yet" in plot([LineMark(ONE, [])], PlotAxis("x"), PlotAxis("y"), "empty")
 
 
 def test_thinning_keeps_ends_and_spikes() -> None:
     points = [(float(n), 0.0) for n in range(10_000)]
     points[777] = (777.0, 5.0)
-    kept = thinned(points)
+    kept = thin(points)
     assert len(kept) <= 162
     assert (kept[0], kept[-1]) == (points[0], points[-1])
     assert (777.0, 5.0) in kept

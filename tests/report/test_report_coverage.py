@@ -11,10 +11,10 @@ import pytest
 from made_runs import FIVE, made_run, made_width_run, made_widths, manifest, write_folder
 
 from potluck.report import read_record, rounds_until, write_report
-from potluck.report.chart import palette
-from potluck.report.counted import Steps
 from potluck.report.coverage import at_random, cells, least_line, mean_coverage, milestones, rolling, windows
-from potluck.report.scale import Axis, scale
+from potluck.report.html import palette
+from potluck.report.marks import StepsMark
+from potluck.report.svg import PlotAxis, make_scale
 
 ONE = palette(["one"])[0]
 SECTION = "How often each unit was trained"
@@ -115,11 +115,11 @@ def test_cells_hold_a_unit_each_until_there_are_too_many() -> None:
 
 
 def test_steps_keep_their_height_and_break_where_nothing_is_known() -> None:
-    across, up = scale(Axis("x", tight=True), [-0.5, 3.5], 0, 40), scale(Axis("y"), [0, 10], 100, 0)
-    drawn = Steps(ONE, cells([5, 10, None, 5])).draw(across, up)
+    across, up = make_scale(PlotAxis("x", tight=True), [-0.5, 3.5], 0, 40), make_scale(PlotAxis("y"), [0, 10], 100, 0)
+    drawn = StepsMark(ONE, cells([5, 10, None, 5])).draw(across, up)
     assert 'd="M0.0 50.0H10.0V0.0H20.0M30.0 50.0H40.0"' in drawn
     assert "band" not in drawn
-    banded = Steps(ONE, cells([4, 6, 10, 10], most=2)).draw(across, up)
+    banded = StepsMark(ONE, cells([4, 6, 10, 10], most=2)).draw(across, up)
     assert 'd="M0.0 40.0H20.0V0.0H40.0L40.0 0.0H20.0V60.0H0.0Z"' in banded
 
 

@@ -12,7 +12,7 @@ from made_runs import made_family, made_run, manifest, write_folder
 
 from potluck.ledger import FolderError
 from potluck.report import read_record, verdict, write_report
-from potluck.report.markup import VOID
+from potluck.report.html import VOID
 
 
 class Page(HTMLParser):

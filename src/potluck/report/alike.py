@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from potluck.report.chart import Dots, Mark, Series, palette, plot
-from potluck.report.figures import charts, figure, legend, section
-from potluck.report.heat import heat
+from potluck.report.html import Markup, Series, charts, figure, heat_table, legend, palette, section, tag
 from potluck.report.json_values import Json, integer, mapping, number, sequence, text
-from potluck.report.markup import Markup, tag
-from potluck.report.scale import Axis
+from potluck.report.marks import DotsMark
+from potluck.report.svg import Mark, PlotAxis, plot
 from potluck.report.units import format_percent
 
 MOST = 20
@@ -92,7 +90,7 @@ def _maps(stages: Sequence[Stage]) -> Markup | None:
     if not stages:
         return None
     told = "Linear CKA between tiers, stage by stage: 1 is the same up to a turn. Stages that tiers share are the same."
-    figures = (figure(stage.name, heat(stage.tiers, stage.tiers, stage.cka, 1.0)) for stage in stages)
+    figures = (figure(stage.name, heat_table(stage.tiers, stage.tiers, stage.cka, 1.0)) for stage in stages)
     return tag("div", tag("h3", "Likeness"), tag("p", told, class_="note"), charts(*figures, small=True))
 
 
@@ -128,9 +126,9 @@ def _picture(plane: Plane, painted: dict[int, Series]) -> Markup:
     for across, up, label in plane.points:
         series = plain if label is None else painted.get(label, plain)
         groups.setdefault(series, []).append((across, up, "" if label is None else f"class {label}"))
-    marks: list[Mark] = [Dots(series, groups[series], 2.6) for series in sorted(groups, key=lambda one: one.key)]
+    marks: list[Mark] = [DotsMark(series, groups[series], 2.6) for series in sorted(groups, key=lambda one: one.key)]
     names = [
         f"{name} component" + (f" ({format_percent(share, 0)} of variance)" if share is not None else "")
         for name, share in zip(("first", "second"), (*plane.shares, None, None), strict=False)
     ]
-    return plot(marks, Axis(names[0]), Axis(names[1]), f"Features of {plane.tier} in the plane")
+    return plot(marks, PlotAxis(names[0]), PlotAxis(names[1]), f"Features of {plane.tier} in the plane")

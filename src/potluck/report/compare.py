@@ -9,16 +9,14 @@ from pathlib import Path as File
 from urllib.parse import quote
 
 from potluck.report.average import telling
-from potluck.report.chart import Band, Mark, Path, Series, palette, plot
-from potluck.report.figures import charts, figure, legend, section
 from potluck.report.headline import state
 from potluck.report.histogram import local_section
+from potluck.report.html import Markup, Series, charts, collapsible, figure, join, legend, palette, section, table, tag
 from potluck.report.json_values import mapping, number, text
-from potluck.report.markup import Markup, fold, join, table, tag
+from potluck.report.marks import BandMark, LineMark
 from potluck.report.needs import needs_section
 from potluck.report.records import LearningCurve, Points, RunRecord
-from potluck.report.scale import Axis
-from potluck.report.single import ROUNDS, against, brief, judged
+from potluck.report.single import against, brief, judged
 from potluck.report.skyline import methods_section
 from potluck.report.summary import (
     Row,
@@ -35,6 +33,7 @@ from potluck.report.summary import (
     targets,
     tier_names,
 )
+from potluck.report.svg import ROUND_AXIS, Mark, PlotAxis, plot
 from potluck.report.sweep import sweep_section
 from potluck.report.units import (
     MetricFormat,
@@ -167,7 +166,7 @@ def _curve_figure(caption: str, painted: Painted, curve: Callable[[RunRecord], L
         lines = [curve(run).line(lambda point: point.score) for run in runs]
         marks += _mean_marks(series, [[(done, done, value) for done, value in line] for line in lines])
     axis = judged(*_runs(painted))
-    return figure(caption, plot(marks, ROUNDS, axis, f"{capital(axis.title)} over rounds: {caption}"))
+    return figure(caption, plot(marks, ROUND_AXIS, axis, f"{capital(axis.title)} over rounds: {caption}"))
 
 
 def _runs(painted: Painted) -> list[RunRecord]:
@@ -189,7 +188,7 @@ def _mean_marks(series: Series, lines: list[list[tuple[float, float, float]]]) -
         path.append((place, mean))
         if sd is not None:
             edges.append((place, max(min(0.0, mean), mean - sd), min(1.0, mean + sd)))
-    return [Band(series, edges), Path(series, path)]
+    return [BandMark(series, edges), LineMark(series, path)]
 
 
 def _price_figure(
@@ -205,7 +204,9 @@ def _price_figure(
     for series, lines in found.items():
         slotted = [[(float(slot), x / factor, y) for slot, (x, y) in enumerate(line)] for line in lines]
         marks += _mean_marks(series, slotted)
-    return figure(caption, plot(marks, Axis(title, unit=name, count=7, tight=True), judged(*_runs(painted)), caption))
+    return figure(
+        caption, plot(marks, PlotAxis(title, unit=name, count=7, tight=True), judged(*_runs(painted)), caption)
+    )
 
 
 def _traffic_figure(painted: Painted) -> Markup:
@@ -250,7 +251,7 @@ def _run(run: RunRecord, page: File) -> Markup:
     if own.exists() and own.resolve() != page.resolve():
         link = tag("p", tag("a", "The full report of this run", href=_address(own, page)))
     score = metric_format(run).format(run.curve.final.score) if run.curve.final else "no scores yet"
-    return fold(f"{run.name}: {run.label}{seed} ({run.status}, {score})", state(run), link, brief(run))
+    return collapsible(f"{run.name}: {run.label}{seed} ({run.status}, {score})", state(run), link, brief(run))
 
 
 def _address(own: File, page: File) -> str:

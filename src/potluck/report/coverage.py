@@ -5,35 +5,26 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from potluck.report.json_values import mapping, number, sequence
+from potluck.report.marks import PlotStep
 from potluck.report.records import GroupCoverage, Points, RunRecord
 
 CELLS = 256
 """Cells drawn of one group: a group with more units is drawn in stretches of equal length."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """Some neighbouring units, mostly one: how often they were trained; None where that is unknown."""
-
-    first: int
-    last: int
-    mean: float | None
-    low: float = 0.0
-    high: float = 0.0
-
-
-def cells(counts: Sequence[float | None], most: int = CELLS) -> list[Cell]:
+def cells(counts: Sequence[float | None], most: int = CELLS) -> list[PlotStep]:
     """The counts in at most `most` cells, in the order of the units."""
     size = max(1, -(-len(counts) // most))
     return [_cell(start, counts[start : start + size]) for start in range(0, len(counts), size)]
 
 
-def _cell(start: int, counts: Sequence[float | None]) -> Cell:
+def _cell(start: int, counts: Sequence[float | None]) -> PlotStep:
     known, last = [count for count in counts if count is not None], start + len(counts) - 1
-    return Cell(start, last, statistics.fmean(known), min(known), max(known)) if known else Cell(start, last, None)
+    return (
+        PlotStep(start, last, statistics.fmean(known), min(known), max(known)) if known else PlotStep(start, last, None)
+    )
 
 
 def has_coverage(run: RunRecord) -> bool:

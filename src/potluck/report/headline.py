@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from potluck.report.figures import card, cards
-from potluck.report.markup import Markup, table, tag
+from potluck.report.html import Markup, card, cards, table, tag
 from potluck.report.records import LearningCurve, RunRecord, TaskTotals, TierRecord
 from potluck.report.summary import capital, metric, metric_format
 from potluck.report.units import (
@@ -30,27 +29,25 @@ def numbers(run: RunRecord) -> Markup:
     """The headline as cards."""
     totals = run.totals
     return cards(
-        [
-            _score(run),
-            _clients(run),
-            card(
-                "Traffic (measured)",
-                format_bytes(totals.bytes),
-                f"{format_bytes(totals.bytes_down)} down",
-                f"{format_bytes(totals.bytes_up)} up",
-            ),
-            card(
-                "Time in the field (modelled)",
-                format_seconds(run.device_seconds),
-                "slowest device of every round, summed",
-            ),
-            card("Energy (modelled)", format_joules(totals.joules), "all devices together"),
-            card(
-                "Time here (measured)",
-                format_seconds(run.seconds),
-                f"{run.rounds_done} rounds on the machine that ran this",
-            ),
-        ]
+        _score(run),
+        _clients(run),
+        card(
+            "Traffic (measured)",
+            format_bytes(totals.bytes),
+            f"{format_bytes(totals.bytes_down)} down",
+            f"{format_bytes(totals.bytes_up)} up",
+        ),
+        card(
+            "Time in the field (modelled)",
+            format_seconds(run.device_seconds),
+            "slowest device of every round, summed",
+        ),
+        card("Energy (modelled)", format_joules(totals.joules), "all devices together"),
+        card(
+            "Time here (measured)",
+            format_seconds(run.seconds),
+            f"{run.rounds_done} rounds on the machine that ran this",
+        ),
     )
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from potluck.report.chart import Mark, Series, plot
-from potluck.report.counted import Bars, Upright
-from potluck.report.figures import charts, figure, section
+from potluck.report.html import Markup, Series, charts, figure, section, tag
 from potluck.report.json_values import number
-from potluck.report.markup import Markup, tag
+from potluck.report.marks import BarsMark, VerticalLineMark
 from potluck.report.records import ClientScores, RunRecord
-from potluck.report.scale import Axis
 from potluck.report.summary import mean_sd, metric_format
+from potluck.report.svg import Mark, PlotAxis, plot
 from potluck.report.units import MetricFormat, format_count
 
 BINS = 20
@@ -73,12 +71,12 @@ def _chart(series: Series, spread: ClientScores, top: float, judge: MetricFormat
         (index / BINS, (index + 1) / BINS, many / clients, _tip(index, many, clients, judge))
         for index, many in enumerate(counts)
     ]
-    marks: list[Mark] = [Bars(series, bars)]
+    marks: list[Mark] = [BarsMark(series, bars)]
     if spread.mean is not None and 0 <= spread.mean <= 1:
-        marks.append(Upright(spread.mean, f"mean {judge.format(spread.mean)}"))
+        marks.append(VerticalLineMark(spread.mean, f"mean {judge.format(spread.mean)}"))
     what = f"local {judge.name}"
-    across = Axis(what, "percent" if judge.percent else "plain", low=0.0, high=1.0)
-    up = Axis("share of clients", "percent", low=0.0, high=top)
+    across = PlotAxis(what, "percent" if judge.percent else "plain", low=0.0, high=1.0)
+    up = PlotAxis("share of clients", "percent", low=0.0, high=top)
     return plot(marks, across, up, f"Clients by {what}: {series.label}")
 
 

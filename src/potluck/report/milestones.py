@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from potluck.report.chart import Series
 from potluck.report.coverage import at_random, milestones, rolling, rounds_until, windows
+from potluck.report.html import Markup, Series, join, table, tag
 from potluck.report.json_values import integer
-from potluck.report.markup import Markup, join, table, tag
 from potluck.report.records import RunRecord
 from potluck.report.units import format_count, format_mean_round, format_short
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from potluck.report.html import Markup, join, table, tag
 from potluck.report.json_values import Json, mapping, text
-from potluck.report.markup import Markup, join, table, tag
 from potluck.report.records import RunRecord
 from potluck.report.units import GAP
 

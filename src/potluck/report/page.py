@@ -9,8 +9,8 @@ from pathlib import Path
 from potluck.ledger import FolderError, write_atomically
 from potluck.report import compare, single
 from potluck.report.headline import state
+from potluck.report.html import Markup, join, tag
 from potluck.report.json_values import text
-from potluck.report.markup import Markup, join, tag
 from potluck.report.read import read_record
 from potluck.report.records import RunRecord
 from potluck.report.summary import groups

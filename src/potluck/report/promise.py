@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from potluck.report.html import Markup, tag
 from potluck.report.json_values import integer, mapping, number
-from potluck.report.markup import Markup, tag
 from potluck.report.records import RunRecord
 
 

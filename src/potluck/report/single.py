@@ -6,16 +6,27 @@ import json
 from collections.abc import Callable
 
 from potluck.report.alike import alike_section, features_of
-from potluck.report.chart import Columns, Dots, Mark, Path, Series, palette, plot
-from potluck.report.figures import charts, figure, meters, section
 from potluck.report.headline import beside_table, cost_table, dagger, everyone, numbers, tier_table
 from potluck.report.histogram import local_figure
-from potluck.report.markup import Markup, fold, join, table, tag
+from potluck.report.html import (
+    Markup,
+    Series,
+    bar_list,
+    charts,
+    collapsible,
+    figure,
+    join,
+    palette,
+    section,
+    table,
+    tag,
+)
+from potluck.report.marks import ColumnsMark, DotsMark, LineMark
 from potluck.report.promise import promise_note
 from potluck.report.records import LearningCurve, Points, RoundScores, RunRecord, TierRecord
-from potluck.report.scale import Axis
 from potluck.report.skyline import run_section
 from potluck.report.summary import Spent, capital, metric, metric_format, reached, spent, targets
+from potluck.report.svg import ROUND_AXIS, Mark, PlotAxis, plot
 from potluck.report.taught import taught_section
 from potluck.report.units import (
     byte_unit,
@@ -28,14 +39,13 @@ from potluck.report.units import (
     time_unit,
 )
 
-ROUNDS = Axis("round", "whole", low=0.0, tight=True)
 DASH = "4 4"
 
 
-def judged(*runs: RunRecord) -> Axis:
+def judged(*runs: RunRecord) -> PlotAxis:
     """The axis of the score that runs are judged by."""
     judge = metric_format(*runs)
-    return Axis(judge.name, "percent" if judge.percent else "plain")
+    return PlotAxis(judge.name, "percent" if judge.percent else "plain")
 
 
 def body(run: RunRecord) -> Markup:
@@ -93,8 +103,8 @@ def _pair(
     held_out: Callable[[RoundScores], float | None],
 ) -> list[Mark]:
     """A solid line for the test set, a dashed one for validation."""
-    solid = Path(series, curve.line(test), name=f"{series.label}, {'clients' if curve.on_clients else 'test'}")
-    return [solid, Path(series, curve.line(held_out), DASH, f"{series.label}, validation")]
+    solid = LineMark(series, curve.line(test), name=f"{series.label}, {'clients' if curve.on_clients else 'test'}")
+    return [solid, LineMark(series, curve.line(held_out), DASH, f"{series.label}, validation")]
 
 
 def score_figure(run: RunRecord) -> Markup:
@@ -108,7 +118,7 @@ def score_figure(run: RunRecord) -> Markup:
     solid = "Solid: mean over clients" if run.curve.on_clients else "Solid: test"
     dashed = "; dashed: validation" if any(curve.best for _, curve in curves) else ""
     note = f"{solid}{dashed}. A click on a name hides it."
-    chart = plot(marks, ROUNDS, judged(run), f"{capital(metric(run))} over rounds")
+    chart = plot(marks, ROUND_AXIS, judged(run), f"{capital(metric(run))} over rounds")
     return figure(capital(metric(run)), chart, [series for series, _ in curves], note)
 
 
@@ -119,11 +129,11 @@ def _loss_figure(run: RunRecord) -> Markup:
     ]
     lines += [(series, curve.line(lambda p: p.test.loss)) for series, curve in _curves(run)]
     lines = [(series, line) for series, line in lines if line]
-    marks: list[Mark] = [Path(series, line, "2 3" if series is training else "") for series, line in lines]
+    marks: list[Mark] = [LineMark(series, line, "2 3" if series is training else "") for series, line in lines]
     named = [
         Series("training", "training", "var(--c6)", "2 3") if series is training else series for series, _ in lines
     ]
-    chart = plot(marks, ROUNDS, Axis("loss", low=0.0), "Loss over rounds")
+    chart = plot(marks, ROUND_AXIS, PlotAxis("loss", low=0.0), "Loss over rounds")
     return figure("Loss", chart, named, "Dotted: mean training loss of the round's clients; solid: test loss.")
 
 
@@ -144,9 +154,9 @@ def _price_figures(run: RunRecord) -> list[Markup]:
     ]
     lines = [(series, against(run, amount)) for series, amount in amounts]
     factor, unit = byte_unit(max((x for _, line in lines for x, _ in line), default=0.0))
-    marks = [Path(series, [(x / factor, y) for x, y in line]) for series, line in lines]
+    marks = [LineMark(series, [(x / factor, y) for x, y in line]) for series, line in lines]
     what = f"{capital(metric(run))} against traffic"
-    chart = plot(marks, Axis("traffic so far", unit=unit, count=7, tight=True), judged(run), what)
+    chart = plot(marks, PlotAxis("traffic so far", unit=unit, count=7, tight=True), judged(run), what)
     traffic = figure(what, chart, [both, down, up], "Bytes of all clients together, measured.")
     time, joules = against(run, lambda cost: cost.device_seconds), against(run, lambda cost: cost.joules)
     lasts = "Modelled: every round lasts as long as its slowest device."
@@ -163,9 +173,9 @@ def _modelled_figure(
     run: RunRecord, amount: str, where: str, line: Points, unit: Callable[[float], tuple[float, str]], note: str
 ) -> Markup:
     factor, name = unit(max((x for x, _ in line), default=0.0))
-    marks = [Path(overall(run), [(x / factor, y) for x, y in line])]
+    marks = [LineMark(overall(run), [(x / factor, y) for x, y in line])]
     what = f"{capital(metric(run))} against {amount}{where}"
-    chart = plot(marks, Axis(f"{amount} so far", unit=name, count=7, tight=True), judged(run), what)
+    chart = plot(marks, PlotAxis(f"{amount} so far", unit=name, count=7, tight=True), judged(run), what)
     return figure(what, chart, (), note)
 
 
@@ -205,10 +215,10 @@ def _cost(run: RunRecord) -> list[Markup]:
     ]
     joules = [(series, t.per_visit(t.joules), format_joules(t.per_visit(t.joules))) for series, _, t in each]
     bars = [
-        meters("Parameters", sizes, "counted"),
-        meters("Traffic", traffic, "measured, per client and round"),
-        meters("Time", seconds, "modelled, per client and round"),
-        meters("Energy", joules, "modelled, per client and round"),
+        bar_list("Parameters", sizes, "counted"),
+        bar_list("Traffic", traffic, "measured, per client and round"),
+        bar_list("Time", seconds, "modelled, per client and round"),
+        bar_list("Energy", joules, "modelled, per client and round"),
     ]
     words = "Measured: counted or clocked while this ran. Modelled: computed from the work and the device's profile."
     return [tag("p", words, class_="note"), tag("div", *bars, class_="meters"), cost_table(run)]
@@ -237,14 +247,14 @@ def _class_figure(run: RunRecord) -> Markup | None:
             ]
             whole = series.key == "whole"
             paint = Series(series.key, series.label, "var(--c6)") if whole else series
-            marks.append(Columns(paint, tips) if whole else Dots(series, tips))
+            marks.append(ColumnsMark(paint, tips) if whole else DotsMark(series, tips))
             shown.append(paint)
     if not marks:
         return None
     chart = plot(
         marks,
-        Axis("class", "whole", count=10, tight=True),
-        Axis("accuracy", "percent", low=0.0, high=1.0),
+        PlotAxis("class", "whole", count=10, tight=True),
+        PlotAxis("accuracy", "percent", low=0.0, high=1.0),
         "Accuracy per class",
     )
     return figure("Accuracy per class", chart, shown, "Test set, last scored round. Bars: global; dots: tiers.")
@@ -257,12 +267,14 @@ def spread_figure(run: RunRecord) -> Markup | None:
         values = sorted(tier.curve.final.clients.values) if tier.curve.final else []
         if values:
             last = max(1, len(values) - 1)
-            marks.append(Path(series, [(index / last, value) for index, value in enumerate(values)]))
+            marks.append(LineMark(series, [(index / last, value) for index, value in enumerate(values)]))
             shown.append(series)
     if not marks:
         return None
     what = capital(metric(run))
-    chart = plot(marks, Axis("clients", "percent", low=0.0, high=1.0), judged(run), f"{what} of every client, sorted")
+    chart = plot(
+        marks, PlotAxis("clients", "percent", low=0.0, high=1.0), judged(run), f"{what} of every client, sorted"
+    )
     return figure(f"{what} over clients", chart, shown, "Each tier's clients from worst to best: flat is fair.")
 
 
@@ -289,7 +301,7 @@ def trouble(run: RunRecord) -> Markup:
     if run.warnings:
         told = (f"round {index}: {said}" if index is not None else said for index, said in run.warnings[:50])
         title = _plural(len(run.warnings), "warning") + (", the first 50 of them" if len(run.warnings) > 50 else "")
-        parts.append(fold(title, tag("ul", *(tag("li", line) for line in told)), open_=len(run.warnings) <= 5))
+        parts.append(collapsible(title, tag("ul", *(tag("li", line) for line in told)), open_=len(run.warnings) <= 5))
     return join(*parts)
 
 
@@ -304,4 +316,4 @@ def _span(first: int, last: int) -> str:
 def papers(run: RunRecord) -> Markup:
     """What was asked for, and where and with what it ran."""
     manifest = json.dumps(run.manifest, indent=2, ensure_ascii=False, default=str)
-    return join(fold("Settings", tag("pre", run.settings)), fold("Manifest", tag("pre", manifest)))
+    return join(collapsible("Settings", tag("pre", run.settings)), collapsible("Manifest", tag("pre", manifest)))

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 
-from potluck.report.chart import Mark, Path, Series, plot
-from potluck.report.counted import Steps
-from potluck.report.coverage import Cell, cells, has_coverage, least_line, mean_coverage
-from potluck.report.figures import charts, figure, legend, section
-from potluck.report.markup import Markup, join, table, tag
+from potluck.report.coverage import cells, has_coverage, least_line, mean_coverage
+from potluck.report.html import Markup, Series, charts, figure, join, legend, section, table, tag
+from potluck.report.marks import LineMark, PlotStep, StepsMark
 from potluck.report.milestones import Painted, milestone_table
 from potluck.report.records import GroupCoverage, RunRecord
-from potluck.report.scale import Axis
+from potluck.report.svg import ROUND_AXIS, Mark, PlotAxis, plot
 from potluck.report.units import format_count, format_short
 
 TITLE = "How often each unit was trained"
 GROUPS = 8
 SHADES = 12
-ROUNDS = Axis("round", "whole", low=0.0, tight=True)
-TIMES = Axis("times trained", low=0.0)
+TIMES = PlotAxis("times trained", low=0.0)
 
 
 def run_section(run: RunRecord) -> Markup | None:
@@ -76,21 +73,21 @@ def never(one: GroupCoverage) -> int:
     return sum(value == 0 for value in one.known)
 
 
-def _readable(drawn: list[Cell]) -> str:
+def _readable(drawn: list[PlotStep]) -> str:
     """What the pointer reads: how many units a cell holds, and each cell's count, or its mean, lowest and highest."""
     size = drawn[0].last - drawn[0].first + 1
     told = [_told(cell) for cell in drawn]
     return json.dumps({"units": drawn[-1].last + 1, "size": size, "cells": told}, separators=(",", ":"))
 
 
-def _told(cell: Cell) -> float | list[float] | None:
+def _told(cell: PlotStep) -> float | list[float] | None:
     if cell.mean is None:
         return None
     told = [float(f"{value:.4g}") for value in (cell.mean, cell.low, cell.high)]
     return told[0] if cell.low == cell.high else told
 
 
-def _towers(drawn: list[Cell], top: float) -> list[Markup]:
+def _towers(drawn: list[PlotStep], top: float) -> list[Markup]:
     """One path per shade; neighbours of one height are drawn as one, and the untrained stand out in another colour."""
     ways: dict[int, str] = {}
     for first, end, height in _joined(drawn):
@@ -106,7 +103,7 @@ def _tower(shade: int, way: str) -> Markup:
     return tag("path", d=way, class_="tower", fill_opacity=f"{0.25 + 0.75 * shade / SHADES:.2f}")
 
 
-def _joined(drawn: list[Cell]) -> list[tuple[int, int, float]]:
+def _joined(drawn: list[PlotStep]) -> list[tuple[int, int, float]]:
     """(first, end, height) of stretches of equal height; unknown cells leave a hole."""
     found: list[tuple[int, int, float]] = []
     for cell in drawn:
@@ -146,8 +143,10 @@ def _steps_figure(painted: Painted) -> Markup | None:
         return None
     name, units = found[0][1].name, len(found[0][1].counts)
     steps = [(series, cells(group.counts)) for series, group in found]
-    across = Axis("unit", "whole", low=-0.5, high=units - 0.5)
-    chart = plot([Steps(*step) for step in steps], across, TIMES, f"Times each unit of {name} was trained, by method")
+    across = PlotAxis("unit", "whole", low=-0.5, high=units - 0.5)
+    chart = plot(
+        [StepsMark(*step) for step in steps], across, TIMES, f"Times each unit of {name} was trained, by method"
+    )
     size = steps[0][1][0].last + 1
     bands = f" Each step: the mean of {size} units; band: lowest to highest." if size > 1 else ""
     note = f"The largest group, {format_count(units)} units; counted over clients and rounds.{bands}"
@@ -158,8 +157,8 @@ def _least_figure(painted: Painted) -> Markup | None:
     lines = [(series, line) for series, runs in painted if (line := least_line(runs))]
     if not lines:
         return None
-    marks: list[Mark] = [Path(series, line) for series, line in lines]
-    chart = plot(marks, ROUNDS, TIMES, "How often the least trained unit was trained")
+    marks: list[Mark] = [LineMark(series, line) for series, line in lines]
+    chart = plot(marks, ROUND_AXIS, TIMES, "How often the least trained unit was trained")
     return figure("The unit trained least", chart, (), "Of all groups: how often it had been trained after each round.")
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from potluck.report.chart import Band, Mark, Path, palette, plot
-from potluck.report.figures import charts, figure, legend, section
+from potluck.report.html import Markup, charts, figure, legend, palette, section, table, tag
 from potluck.report.json_values import number
-from potluck.report.markup import Markup, table, tag
+from potluck.report.marks import BandMark, LineMark
 from potluck.report.records import RunRecord
-from potluck.report.scale import Axis
 from potluck.report.single import judged
 from potluck.report.summary import Row, mean_sd, metric, metric_format
+from potluck.report.svg import Mark, PlotAxis, plot
 from potluck.report.units import MetricFormat
 
 Cells = dict[str, dict[str, Row]]
@@ -77,7 +76,7 @@ def _chart(found: Cells, scale: tuple[str, dict[str, float]] | None, runs: Seque
             if mean is not None:
                 path.append((places[name], mean))
                 edges += [(places[name], mean - sd, mean + sd)] if sd is not None else []
-        marks += [Band(series, edges), Path(series, path)]
+        marks += [BandMark(series, edges), LineMark(series, path)]
     caption = f"Final {metric(*runs)} against {title}"
-    drawn = figure(caption, plot(marks, Axis(title, tight=True), judged(*runs), caption))
+    drawn = figure(caption, plot(marks, PlotAxis(title, tight=True), judged(*runs), caption))
     return tag("div", legend([series for series, _ in painted]), charts(drawn), data_scope="")

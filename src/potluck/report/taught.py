@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from potluck.report.chart import Mark, Path, Series, palette, plot
-from potluck.report.figures import charts, figure, section
-from potluck.report.heat import heat
-from potluck.report.markup import Markup, tag
+from potluck.report.html import Markup, Series, charts, figure, heat_table, palette, section, tag
+from potluck.report.marks import LineMark
 from potluck.report.records import TransferRecord
-from potluck.report.scale import Axis
-
-ROUNDS = Axis("round", "whole", low=0.0, tight=True)
+from potluck.report.svg import ROUND_AXIS, Mark, PlotAxis, plot
 
 
 def taught_section(lessons: Sequence[TransferRecord]) -> Markup | None:
@@ -48,10 +44,10 @@ def _figure(
     title: str, note: str, painted: Mapping[Series, object], lines: Sequence[Sequence[tuple[int, float | None]]]
 ) -> Markup | None:
     known = [[(float(at), value) for at, value in line if value is not None] for line in lines]
-    marks: list[Mark] = [Path(series, line) for series, line in zip(painted, known, strict=True) if line]
+    marks: list[Mark] = [LineMark(series, line) for series, line in zip(painted, known, strict=True) if line]
     if not marks:
         return None
-    chart = plot(marks, ROUNDS, Axis(title.lower(), low=0.0), f"{title} over rounds")
+    chart = plot(marks, ROUND_AXIS, PlotAxis(title.lower(), low=0.0), f"{title} over rounds")
     return figure(title, chart, list(painted), note)
 
 
@@ -63,7 +59,7 @@ def _maps(by_name: Mapping[str, Sequence[TransferRecord]]) -> Markup | None:
     most = max((value for one in last for line in one.loc for value in line if value is not None), default=0.0) or 1.0
     told = "Loc by pair after the last transfer, mean over public rows; lines are the teacher's layers."
     figures = (
-        figure(f"{one.name}, round {one.round}", heat(one.teacher_layers, one.student_layers, one.loc, most))
+        figure(f"{one.name}, round {one.round}", heat_table(one.teacher_layers, one.student_layers, one.loc, most))
         for one in last
     )
     return tag("div", tag("h3", "Which features mattered"), tag("p", told, class_="note"), charts(*figures, small=True))
