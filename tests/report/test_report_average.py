@@ -11,7 +11,7 @@ from made_runs import manifest, write_folder
 from rich.console import Console
 
 from potluck.report import RunRecord, compare_rows, compare_table, read_record, write_report
-from potluck.report.average import average, telling
+from potluck.report.summary import tier_average, tiers_differ
 
 Tiers = Mapping[str, float | None]
 SHARES = {"watch": 3.0, "phone": 1.0}
@@ -37,7 +37,7 @@ def made(path: Path, *rounds: Tiers, shared: float | None = 0.9, seed: int = 0, 
 
 
 def line(run: RunRecord) -> list[tuple[float, float]]:
-    return average(run).line(lambda point: point.score)
+    return tier_average(run).line(lambda point: point.score)
 
 
 def shown(width: int, *runs: RunRecord) -> list[str]:
@@ -91,8 +91,8 @@ def test_an_average_tells_where_tiers_of_some_run_differ(tmp_path: Path) -> None
     apart = made(tmp_path / "apart", {"watch": 0.8, "phone": 0.9})
     alone = made(tmp_path / "alone", {"watch": 0.8}, shares={"watch": 1.0})
     unknown = made(tmp_path / "unknown", {"watch": 0.8, "phone": 0.9, "tv": None}, shares={**SHARES, "tv": 1.0})
-    assert [telling([run]) for run in (alike, apart, alone, unknown)] == [False, True, False, False]
-    assert telling([alike, apart])
+    assert [tiers_differ([run]) for run in (alike, apart, alone, unknown)] == [False, True, False, False]
+    assert tiers_differ([alike, apart])
     assert all("average" not in row for row in compare_rows([alike, alone, unknown]))
 
 

@@ -19,7 +19,7 @@ from potluck.report import (
     verdict,
     write_report,
 )
-from potluck.report.needs import in_words, needed
+from potluck.report.sentences import format_needs, needs_cells
 
 PLAIN = {"networks": "one", "public": "none", "memory": False, "larger": False, "sums": True, "bound": False}
 
@@ -49,10 +49,10 @@ def three(path: Path) -> Sequence[RunRecord]:
 
 def test_facts_read_as_words_and_as_cells() -> None:
     facts = {"networks": "any", "public": "labels", "memory": True, "larger": True, "sums": False}
-    assert needed(facts) == ["any", "labels", "yes", "yes", ""]
-    assert in_words(facts) == "any networks, public labels, memory, larger server"
-    assert in_words(PLAIN) == "one network, secure sums"
-    assert needed(None) == ["—"] * 5
+    assert needs_cells(facts) == ["any", "labels", "yes", "yes", ""]
+    assert format_needs(facts) == "any networks, public labels, memory, larger server"
+    assert format_needs(PLAIN) == "one network, secure sums"
+    assert needs_cells(None) == ["—"] * 5
 
 
 def test_a_bound_comes_last_and_is_not_ranked(tmp_path: Path) -> None:

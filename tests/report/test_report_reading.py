@@ -11,7 +11,7 @@ import pytest
 from made_runs import made_run, manifest, task, write_folder
 
 from potluck.ledger import MissingRun
-from potluck.report import compare_rows, groups, read_record, refused, rounds_to, spent
+from potluck.report import compare_rows, costs_so_far, group_by_method, read_record, refusal_summary, rounds_to
 
 
 def scored(round_: int, test: float | None, validation: float | None = None, **more: object) -> dict[str, object]:
@@ -70,13 +70,13 @@ def test_totals_are_summed_per_tier_and_over_all(tmp_path: Path) -> None:
 def test_what_was_refused_is_told_in_a_line_and_absence_is_not(tmp_path: Path) -> None:
     absent = [task(round, "c1", "watch", "absent", "battery") for round in (1, 2, 3)]
     good = write_folder(tmp_path / "a", manifest(), [task(1, "c2", "watch"), *absent], [])
-    assert refused(read_record(good)) == ""
+    assert refusal_summary(read_record(good)) == ""
     bad = [task(2, "c2", "watch", "quarantined", "not finite")]
-    assert refused(read_record(write_folder(tmp_path / "b", manifest(), [*absent, *bad], []))) == (
+    assert refusal_summary(read_record(write_folder(tmp_path / "b", manifest(), [*absent, *bad], []))) == (
         "1 reply; 1 from tier 'watch': not finite"
     )
     bad += [task(round, "server", "server", "quarantined", "far off") for round in (2, 3)]
-    assert refused(read_record(write_folder(tmp_path / "c", manifest(), [*absent, *bad], []))) == (
+    assert refusal_summary(read_record(write_folder(tmp_path / "c", manifest(), [*absent, *bad], []))) == (
         "3 replies; 2 of the server's own: far off"
     )
 
@@ -104,7 +104,7 @@ def test_a_round_done_again_after_a_stop_counts_once(tmp_path: Path) -> None:
 def test_cost_so_far_grows_round_by_round(tmp_path: Path) -> None:
     events = [task(1, "c1", "watch", bytes_down=1, bytes_up=2), ended(1, device_seconds=3.0)]
     events += [task(2, "c1", "watch", bytes_down=10, bytes_up=20), ended(2, device_seconds=4.0)]
-    costs = spent(read_record(write_folder(tmp_path / "a", manifest(), events, [])))
+    costs = costs_so_far(read_record(write_folder(tmp_path / "a", manifest(), events, [])))
     assert [(cost.bytes_down, cost.bytes_up, cost.device_seconds) for cost in costs.values()] == [
         (0, 0, 0),
         (1, 2, 3),
@@ -183,4 +183,4 @@ def test_compare_rows_are_means_and_sample_deviations_over_seeds(tmp_path: Path)
 
 def test_runs_that_share_label_and_seed_are_kept_apart_by_name(tmp_path: Path) -> None:
     runs = [read_record(made_run(tmp_path / name, rounds=1, name=name)) for name in ("slow", "fast")]
-    assert list(groups(runs)) == ["FedAvg · slow", "FedAvg · fast"]
+    assert list(group_by_method(runs)) == ["FedAvg · slow", "FedAvg · fast"]

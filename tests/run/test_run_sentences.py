@@ -11,8 +11,8 @@ from potluck.cli.display import told
 from potluck.core import SettingsError
 from potluck.data import from_arrays
 from potluck.report import compare_table, read_record, run_table, write_report
+from potluck.report.sentences import verdict
 from potluck.report.summary import compare_rows
-from potluck.report.verdict import verdict
 from potluck.run import assemble, run
 
 GOOD, BAD, OTHER = ["fine", "lovely", "bright"], ["poor", "dull", "bleak"], ["the", "day", "is", "quite", "so"]

@@ -124,27 +124,27 @@ def result(found: Result, as_json: bool) -> None:
     if as_json:
         print_json(found.plain())
         return
-    from potluck.report import promised, read_record, refused, run_table
+    from potluck.report import privacy_guarantee, read_record, refusal_summary, run_table
 
     run = read_record(found.folder)
     show(run_table(run))
-    if why := refused(run):
+    if why := refusal_summary(run):
         say(f"refused: {why}")
-    if promise := promised(run):
-        say(f"privacy: {promise}")
+    if guarantee := privacy_guarantee(run):
+        say(f"privacy: {guarantee}")
     say(f"folder: {found.folder}")
     say(f"next:   potluck report {found.folder}")
 
 
 def results(found: Sequence[RunRecord]) -> None:
     """What several runs came to, beside each other."""
-    from potluck.report import compare_table, needs_table, refused
+    from potluck.report import compare_table, needs_table, refusal_summary
 
     show(compare_table(found))
     if needs := needs_table(found):
         show(needs)
     for run in found:
-        if why := refused(run):
+        if why := refusal_summary(run):
             say(f"refused in {run.label}, seed {run.seed}: {why}")
 
 

@@ -8,30 +8,43 @@ from functools import partial
 from pathlib import Path as File
 from urllib.parse import quote
 
-from potluck.report.average import telling
 from potluck.report.headline import state
 from potluck.report.histogram import local_section
-from potluck.report.html import Markup, Series, charts, collapsible, figure, join, legend, palette, section, table, tag
+from potluck.report.html import (
+    Markup,
+    Series,
+    charts,
+    collapsible,
+    figure,
+    join,
+    legend,
+    note,
+    palette,
+    section,
+    table,
+    tag,
+)
 from potluck.report.json_values import mapping, number, text
 from potluck.report.marks import BandMark, LineMark
-from potluck.report.needs import needs_section
 from potluck.report.records import LearningCurve, Points, RunRecord
+from potluck.report.sentences import NEEDS, NEEDS_NOTE, TIE, find_lead, needs_cells, verdict
 from potluck.report.single import against, brief, judged
 from potluck.report.skyline import methods_section
 from potluck.report.summary import (
+    CostSoFar,
     Row,
-    Spent,
-    capital,
+    capitalize,
     compare_rows,
-    groups,
+    group_by_method,
     mean_sd,
-    metric,
     metric_format,
-    ranked,
+    metric_name,
+    rankable_rows,
     rounds_to,
     rounds_to_average,
     targets,
     tier_names,
+    tiers_differ,
 )
 from potluck.report.svg import ROUND_AXIS, Mark, PlotAxis, plot
 from potluck.report.sweep import sweep_section
@@ -47,14 +60,13 @@ from potluck.report.units import (
     format_seconds,
     time_unit,
 )
-from potluck.report.verdict import LEVEL, lead, verdict
 
 Painted = list[tuple[Series, list[RunRecord]]]
 
 
 def body(runs: Sequence[RunRecord], page: File) -> Markup:
     """The comparison first, then every run on its own."""
-    painted = list(zip(palette(groups(runs)), groups(runs).values(), strict=True))
+    painted = list(zip(palette(group_by_method(runs)), group_by_method(runs).values(), strict=True))
     tiers = tier_names(runs)
     small = [_curve_figure(name, painted, partial(_tier_curve, name)) for name in tiers]
     prices = [_traffic_figure(painted), _time_figure(painted), _energy_figure(painted)]
@@ -64,10 +76,10 @@ def body(runs: Sequence[RunRecord], page: File) -> Markup:
         sweep_section(runs),
         _score_table(runs, tiers),
         _cost_table(runs),
-        needs_section(compare_rows(runs)),
+        _needs_section(compare_rows(runs)),
         section("Learning", _scope(painted, charts(overall, *small, small=len(small) > 3 or len(small) % 3 == 2))),
         local_section(painted),
-        section(f"What {metric(*runs)} costs", _scope(painted, charts(*prices)), _target_table(painted)),
+        section(f"What {metric_name(*runs)} costs", _scope(painted, charts(*prices)), _target_table(painted)),
         methods_section(painted),
         section("Every run", *(_run(run, page) for run in runs)),
     )
@@ -94,7 +106,7 @@ def _verdict(runs: Sequence[RunRecord]) -> Markup | None:
 def _score_table(runs: Sequence[RunRecord], tiers: Sequence[str]) -> Markup:
     rows, judge = compare_rows(runs), metric_format(*runs)
     local = ["local"] * any(_mean(row["local"]) is not None for row in rows)
-    averaged = ["average"] * telling(runs)
+    averaged = ["average"] * tiers_differ(runs)
     columns = [_column(judge, rows, partial(_plain, key)) for key in ("global", *averaged, *local)]
     columns += [_column(judge, rows, partial(_tier_share, name)) for name in tiers]
     columns += [_column(judge, rows, partial(_plain, key)) for key in ("clients", "worst", "best")]
@@ -110,7 +122,7 @@ def _score_table(runs: Sequence[RunRecord], tiers: Sequence[str]) -> Markup:
     notes += ["† Scored by its clients, each on its own examples."] * any("†" in _dagger(row) for row in rows)
     notes += ["‡ A bound that ignores what devices can carry: not ranked."] * any(row["bound"] for row in rows)
     kind = "many" if len(head) > 8 else ""
-    return join(tag("h2", capital(what)), table(head, lines, kind=kind), tag("p", " ".join(notes), class_="note"))
+    return join(tag("h2", capitalize(what)), table(head, lines, kind=kind), tag("p", " ".join(notes), class_="note"))
 
 
 def _dagger(row: Row) -> str:
@@ -127,8 +139,8 @@ def _tier_share(name: str, row: Row) -> object:
 
 def _column(judge: MetricFormat, rows: list[Row], pick: Callable[[Row], object]) -> list[str]:
     """A column's cells, the highest marked; bounds are not ranked, nor is what clients score against a shared model."""
-    best = lead({text(row["label"]): pick(row) for row in ranked(rows)})
-    winner = best.label if best and best.margin >= LEVEL else None
+    best = find_lead({text(row["label"]): pick(row) for row in rankable_rows(rows)})
+    winner = best.label if best and best.margin >= TIE else None
     cells = ((row["label"] == winner, _share(judge, pick(row))) for row in rows)
     return [tag("span", cell, class_="best") if won else cell for won, cell in cells]
 
@@ -166,7 +178,7 @@ def _curve_figure(caption: str, painted: Painted, curve: Callable[[RunRecord], L
         lines = [curve(run).line(lambda point: point.score) for run in runs]
         marks += _mean_marks(series, [[(done, done, value) for done, value in line] for line in lines])
     axis = judged(*_runs(painted))
-    return figure(caption, plot(marks, ROUND_AXIS, axis, f"{capital(axis.title)} over rounds: {caption}"))
+    return figure(caption, plot(marks, ROUND_AXIS, axis, f"{capitalize(axis.title)} over rounds: {caption}"))
 
 
 def _runs(painted: Painted) -> list[RunRecord]:
@@ -195,7 +207,7 @@ def _price_figure(
     caption: str,
     title: str,
     painted: Painted,
-    amount: Callable[[Spent], float],
+    amount: Callable[[CostSoFar], float],
     unit: Callable[[float], tuple[float, str]],
 ) -> Markup:
     found = {series: [against(run, amount) for run in runs] for series, runs in painted}
@@ -210,17 +222,17 @@ def _price_figure(
 
 
 def _traffic_figure(painted: Painted) -> Markup:
-    caption = f"{capital(metric(*_runs(painted)))} against traffic, both directions (measured)"
+    caption = f"{capitalize(metric_name(*_runs(painted)))} against traffic, both directions (measured)"
     return _price_figure(caption, "traffic so far", painted, lambda cost: cost.bytes, byte_unit)
 
 
 def _time_figure(painted: Painted) -> Markup:
-    caption = f"{capital(metric(*_runs(painted)))} against time in the field (modelled)"
+    caption = f"{capitalize(metric_name(*_runs(painted)))} against time in the field (modelled)"
     return _price_figure(caption, "time so far", painted, lambda cost: cost.device_seconds, time_unit)
 
 
 def _energy_figure(painted: Painted) -> Markup:
-    caption = f"{capital(metric(*_runs(painted)))} against energy of all devices (modelled)"
+    caption = f"{capitalize(metric_name(*_runs(painted)))} against energy of all devices (modelled)"
     return _price_figure(caption, "energy so far", painted, lambda cost: cost.joules, energy_unit)
 
 
@@ -228,7 +240,7 @@ def _target_table(painted: Painted) -> Markup:
     """Rounds until each target, per method, and by the tiers' average too where that says more."""
     note = "First scored round at or above the target, mean over the runs that reached it."
     parts = [tag("h3", "Rounds to a target"), tag("p", note, class_="note"), _until(painted, rounds_to)]
-    if telling(_runs(painted)):
+    if tiers_differ(_runs(painted)):
         parts += [tag("h3", "Rounds to a target, by the tiers' average"), _until(painted, rounds_to_average)]
     return join(*parts)
 
@@ -257,3 +269,12 @@ def _run(run: RunRecord, page: File) -> Markup:
 def _address(own: File, page: File) -> str:
     """Where a run's own report lies as seen from this page; `./` keeps a name with a colon from reading as a scheme."""
     return "./" + quote(File(os.path.relpath(own.resolve(), page.resolve().parent)).as_posix())
+
+
+def _needs_section(rows: Sequence[Row]) -> Markup | None:
+    """What each method needs and allows; nothing if no method declares it."""
+    if not any(mapping(row["facts"]) for row in rows):
+        return None
+    lines = [[text(row["label"]), *needs_cells(row["facts"])] for row in rows]
+    head = tag("h2", "What methods need and allow")
+    return join(head, table(["", *NEEDS], lines, kind="words"), note(NEEDS_NOTE))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from potluck.report.html import Markup, card, cards, table, tag
 from potluck.report.records import LearningCurve, RunRecord, TaskTotals, TierRecord
-from potluck.report.summary import capital, metric, metric_format
+from potluck.report.summary import capitalize, metric_format, metric_name
 from potluck.report.units import (
     GAP,
     MetricFormat,
@@ -55,7 +55,7 @@ def _score(run: RunRecord) -> Markup:
     curve, judge = run.curve, metric_format(run)
     what = judge.name
     final, best = curve.final, curve.best
-    title = f"{capital(what)}, mean over clients" if curve.on_clients else f"Test {what}"
+    title = f"{capitalize(what)}, mean over clients" if curve.on_clients else f"Test {what}"
     after = f"after round {final.round}" if final else "no scores yet"
     known = best is not None and best.score is not None
     chosen = f"{judge.format(best.score)} at round {best.round}, chosen by validation" if best and known else ""
@@ -70,7 +70,7 @@ def _local(curve: LearningCurve, judge: MetricFormat) -> str:
 def _clients(run: RunRecord) -> Markup:
     spread = run.curve.final.clients if run.curve.final else None
     if spread is None or spread.mean is None:
-        return card("Clients", format_count(run.clients), f"no {metric(run)} per client recorded")
+        return card("Clients", format_count(run.clients), f"no {metric_name(run)} per client recorded")
     return card(
         "Spread over clients",
         metric_format(run).format_mean_sd(spread.mean, spread.sd),

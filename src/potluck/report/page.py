@@ -13,7 +13,7 @@ from potluck.report.html import Markup, join, tag
 from potluck.report.json_values import text
 from potluck.report.read import read_record
 from potluck.report.records import RunRecord
-from potluck.report.summary import groups
+from potluck.report.summary import group_by_method
 
 # The page may run its own script and style and reach nothing else, whatever a run's names hold.
 POLICY = (
@@ -77,7 +77,7 @@ def _shared_title(runs: Sequence[RunRecord]) -> str:
 
 
 def _overview(runs: Sequence[RunRecord]) -> Markup:
-    methods = len(groups(runs))
+    methods = len(group_by_method(runs))
     unfinished = sum(run.status != "done" for run in runs)
     words = f"{len(runs)} runs of {methods} {'methods' if methods != 1 else 'method'}"
     tail = f" · {unfinished} not finished" if unfinished else ""

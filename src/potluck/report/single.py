@@ -22,10 +22,18 @@ from potluck.report.html import (
     tag,
 )
 from potluck.report.marks import ColumnsMark, DotsMark, LineMark
-from potluck.report.promise import promise_note
 from potluck.report.records import LearningCurve, Points, RoundScores, RunRecord, TierRecord
+from potluck.report.sentences import privacy_guarantee
 from potluck.report.skyline import run_section
-from potluck.report.summary import Spent, capital, metric, metric_format, reached, spent, targets
+from potluck.report.summary import (
+    CostSoFar,
+    capitalize,
+    costs_so_far,
+    first_round_at,
+    metric_format,
+    metric_name,
+    targets,
+)
 from potluck.report.svg import ROUND_AXIS, Mark, PlotAxis, plot
 from potluck.report.taught import taught_section
 from potluck.report.units import (
@@ -55,9 +63,9 @@ def body(run: RunRecord) -> Markup:
         tier_table(run),
         beside_table(run),
         dagger(run),
-        promise_note(run),
+        _privacy_note(run),
         section("Learning", charts(score_figure(run), _loss_figure(run))),
-        section(f"What {metric(run)} costs", charts(*_price_figures(run)), _target_table(run)),
+        section(f"What {metric_name(run)} costs", charts(*_price_figures(run)), _target_table(run)),
         section("Cost per tier", *_cost(run)),
         _closer(run),
         alike_section(features_of(run.features)),
@@ -74,7 +82,7 @@ def brief(run: RunRecord) -> Markup:
         numbers(run),
         tier_table(run),
         dagger(run),
-        promise_note(run),
+        _privacy_note(run),
         charts(score_figure(run), spread_figure(run)),
         trouble(run),
         papers(run),
@@ -118,8 +126,8 @@ def score_figure(run: RunRecord) -> Markup:
     solid = "Solid: mean over clients" if run.curve.on_clients else "Solid: test"
     dashed = "; dashed: validation" if any(curve.best for _, curve in curves) else ""
     note = f"{solid}{dashed}. A click on a name hides it."
-    chart = plot(marks, ROUND_AXIS, judged(run), f"{capital(metric(run))} over rounds")
-    return figure(capital(metric(run)), chart, [series for series, _ in curves], note)
+    chart = plot(marks, ROUND_AXIS, judged(run), f"{capitalize(metric_name(run))} over rounds")
+    return figure(capitalize(metric_name(run)), chart, [series for series, _ in curves], note)
 
 
 def _loss_figure(run: RunRecord) -> Markup:
@@ -137,9 +145,9 @@ def _loss_figure(run: RunRecord) -> Markup:
     return figure("Loss", chart, named, "Dotted: mean training loss of the round's clients; solid: test loss.")
 
 
-def against(run: RunRecord, amount: Callable[[Spent], float]) -> Points:
+def against(run: RunRecord, amount: Callable[[CostSoFar], float]) -> Points:
     """The score against what it had cost by then: (amount, score)."""
-    costs = spent(run)
+    costs = costs_so_far(run)
     line = run.curve.line(lambda point: point.score)
     return [(amount(costs[int(done)]), value) for done, value in line if int(done) in costs]
 
@@ -147,7 +155,7 @@ def against(run: RunRecord, amount: Callable[[Spent], float]) -> Points:
 def _price_figures(run: RunRecord) -> list[Markup]:
     both = Series("both", "both directions", "var(--ink)", thick=True)
     down, up = palette(["down: server to clients", "up: clients to server"], start=3)
-    amounts: list[tuple[Series, Callable[[Spent], float]]] = [
+    amounts: list[tuple[Series, Callable[[CostSoFar], float]]] = [
         (both, lambda cost: cost.bytes),
         (down, lambda cost: cost.bytes_down),
         (up, lambda cost: cost.bytes_up),
@@ -155,7 +163,7 @@ def _price_figures(run: RunRecord) -> list[Markup]:
     lines = [(series, against(run, amount)) for series, amount in amounts]
     factor, unit = byte_unit(max((x for _, line in lines for x, _ in line), default=0.0))
     marks = [LineMark(series, [(x / factor, y) for x, y in line]) for series, line in lines]
-    what = f"{capital(metric(run))} against traffic"
+    what = f"{capitalize(metric_name(run))} against traffic"
     chart = plot(marks, PlotAxis("traffic so far", unit=unit, count=7, tight=True), judged(run), what)
     traffic = figure(what, chart, [both, down, up], "Bytes of all clients together, measured.")
     time, joules = against(run, lambda cost: cost.device_seconds), against(run, lambda cost: cost.joules)
@@ -174,25 +182,25 @@ def _modelled_figure(
 ) -> Markup:
     factor, name = unit(max((x for x, _ in line), default=0.0))
     marks = [LineMark(overall(run), [(x / factor, y) for x, y in line])]
-    what = f"{capital(metric(run))} against {amount}{where}"
+    what = f"{capitalize(metric_name(run))} against {amount}{where}"
     chart = plot(marks, PlotAxis(f"{amount} so far", unit=name, count=7, tight=True), judged(run), what)
     return figure(what, chart, (), note)
 
 
 def _target_table(run: RunRecord) -> Markup:
     """When each target was first met, and what had been spent by then."""
-    costs = spent(run)
+    costs = costs_so_far(run)
     tiers = [tier for tier in run.tiers if tier.curve.points]
     rows = []
     for target in targets(run):
-        done = reached(run.curve, target)
+        done = first_round_at(run.curve, target)
         cost = costs.get(done) if done is not None else None
         bill = (
             [format_bytes(cost.bytes), format_seconds(cost.device_seconds), format_joules(cost.joules)]
             if cost
             else [format_bytes(None)] * 3
         )
-        when = [format_count(done), *(format_count(reached(tier.curve, target)) for tier in tiers)]
+        when = [format_count(done), *(format_count(first_round_at(tier.curve, target)) for tier in tiers)]
         rows.append([metric_format(run).format_target(target), *when, *bill])
     head = ["target", everyone(run.curve), *(tier.name for tier in tiers), "traffic", "time", "energy"]
     groups = [("", 1), ("reached at round", 1 + len(tiers)), ("spent by then, all clients", 3)]
@@ -271,7 +279,7 @@ def spread_figure(run: RunRecord) -> Markup | None:
             shown.append(series)
     if not marks:
         return None
-    what = capital(metric(run))
+    what = capitalize(metric_name(run))
     chart = plot(
         marks, PlotAxis("clients", "percent", low=0.0, high=1.0), judged(run), f"{what} of every client, sorted"
     )
@@ -317,3 +325,9 @@ def papers(run: RunRecord) -> Markup:
     """What was asked for, and where and with what it ran."""
     manifest = json.dumps(run.manifest, indent=2, ensure_ascii=False, default=str)
     return join(collapsible("Settings", tag("pre", run.settings)), collapsible("Manifest", tag("pre", manifest)))
+
+
+def _privacy_note(run: RunRecord) -> Markup | None:
+    words = privacy_guarantee(run)
+    local = "Local differential privacy, simulated; scores on clients' own examples are not part of it."
+    return tag("p", f"Privacy: {words}. {local}", class_="note") if words else None

@@ -10,7 +10,7 @@ from potluck.report.json_values import number
 from potluck.report.marks import BandMark, LineMark
 from potluck.report.records import RunRecord
 from potluck.report.single import judged
-from potluck.report.summary import Row, mean_sd, metric, metric_format
+from potluck.report.summary import Row, mean_sd, metric_format, metric_name
 from potluck.report.svg import Mark, PlotAxis, plot
 from potluck.report.units import MetricFormat
 
@@ -77,6 +77,6 @@ def _chart(found: Cells, scale: tuple[str, dict[str, float]] | None, runs: Seque
                 path.append((places[name], mean))
                 edges += [(places[name], mean - sd, mean + sd)] if sd is not None else []
         marks += [BandMark(series, edges), LineMark(series, path)]
-    caption = f"Final {metric(*runs)} against {title}"
+    caption = f"Final {metric_name(*runs)} against {title}"
     drawn = figure(caption, plot(marks, PlotAxis(title, tight=True), judged(*runs), caption))
     return tag("div", legend([series for series, _ in painted]), charts(drawn), data_scope="")

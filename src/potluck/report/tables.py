@@ -8,9 +8,9 @@ from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
 from potluck.report.json_values import mapping, number, text
-from potluck.report.needs import KEY, NEEDS, needed
 from potluck.report.records import LearningCurve, RunRecord, TaskTotals
-from potluck.report.summary import Row, compare_rows, main_target, metric, metric_format, tier_names
+from potluck.report.sentences import NEEDS, NEEDS_CAPTION, needs_cells
+from potluck.report.summary import Row, compare_rows, main_target, metric_format, metric_name, tier_names
 from potluck.report.units import (
     GAP,
     MetricFormat,
@@ -34,7 +34,7 @@ def run_table(run: RunRecord) -> Table:
     """One run: a row per tier and one for all."""
     table = _table(
         f"{run.label}: {run.status}, {run.rounds_done} rounds",
-        ["tier", metric(run).split()[0], "clients", "parameters", "down", "up", "time*", "energy*"],
+        ["tier", metric_name(run).split()[0], "clients", "parameters", "down", "up", "time*", "energy*"],
     )
     for tier in run.tiers:
         sums = _sums(tier.totals, tier.totals.modelled_seconds)
@@ -94,8 +94,8 @@ def needs_table(runs: Sequence[RunRecord], width: int | None = None) -> Table | 
         return None
     table = _table("What methods need and allow", ["method", *NEEDS])
     for row in told:
-        table.add_row(*_plain([text(row["label"]), *needed(row["facts"])]))
-    table.caption = KEY
+        table.add_row(*_plain([text(row["label"]), *needs_cells(row["facts"])]))
+    table.caption = NEEDS_CAPTION
     return table
 
 
@@ -114,7 +114,7 @@ def _fitting(runs: Sequence[RunRecord], rows: list[Row], room: int) -> list[list
         for row, share in zip(rows, shares, strict=True):
             scores = [_share(row[key], judge) for key in keys]
             until = [_rounds(row, target)] * (more or asked)
-            told = needed(row["facts"]) if needs else []
+            told = needs_cells(row["facts"]) if needs else []
             lines.append([_method(row, most), *scores, *share, *until, *_costs(row, more), *told])
         if _needs(lines) <= room:
             break
@@ -134,7 +134,7 @@ def _captions(rows: list[Row], head: list[str]) -> Iterator[str]:
     bound = "   ‡ a bound, not ranked" if any(row["bound"] for row in rows) else ""
     yield f"* modelled; time of each round's slowest device, summed   † mean over clients{bound}"
     if NEEDS[0] in head:
-        yield KEY
+        yield NEEDS_CAPTION
 
 
 def _method(row: Row, most: int) -> str:
