@@ -1,11 +1,11 @@
 """Heat maps and pictures of features: read with gaps, drawn with colours that tell classes apart."""
 
-from potluck.report.alike import Features, Plane, Stage, alike_section, features_of
+from potluck.report.features import FeaturePlane, FeatureRecord, FeatureStage, features_section, parse_features
 
 
 def test_what_is_missing_or_odd_leaves_gaps():
-    assert features_of({}) == Features()
-    found = features_of(
+    assert parse_features({}) == FeatureRecord()
+    found = parse_features(
         {
             "round": 4,
             "labels": [1, None],
@@ -17,22 +17,22 @@ def test_what_is_missing_or_odd_leaves_gaps():
             "planes": [{"tier": "a", "points": [[1, 2], [3, "x"], [5, 6]]}, {"tier": "b"}],
         }
     )
-    assert found.stages == (Stage("stem", ("a", "b"), ((1.0, 0.5), (0.5, None))),)
-    assert found.planes == (Plane("a", "", (), ((1.0, 2.0, 1), (5.0, 6.0, None))),)
+    assert found.stages == (FeatureStage("stem", ("a", "b"), ((1.0, 0.5), (0.5, None))),)
+    assert found.planes == (FeaturePlane("a", "", (), ((1.0, 2.0, 1), (5.0, 6.0, None))),)
     assert (found.round, found.rows) == (4, None)
 
 
 def test_a_map_s_cells_are_as_dark_as_tiers_are_alike():
-    drawn = alike_section(Features(stages=(Stage("<stem>", ("a", "b"), ((1.0, 0.25), (0.25, None))),)))
+    drawn = features_section(FeatureRecord(stages=(FeatureStage("<stem>", ("a", "b"), ((1.0, 0.25), (0.25, None))),)))
     assert drawn is not None
     assert '<td style="--heat:60%">1.00</td><td style="--heat:15%">0.25</td>' in drawn
     assert "&lt;stem&gt;" in drawn
-    assert alike_section(Features()) is None
+    assert features_section(FeatureRecord()) is None
 
 
 def picture(labels):
     points = tuple((float(place), 1.0, label) for place, label in enumerate(labels))
-    return alike_section(Features(planes=(Plane("a", "body", (0.75, 0.2), points),))) or ""
+    return features_section(FeatureRecord(planes=(FeaturePlane("a", "body", (0.75, 0.2), points),))) or ""
 
 
 def colours(page):

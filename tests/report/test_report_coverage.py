@@ -11,7 +11,15 @@ import pytest
 from made_runs import FIVE, made_run, made_width_run, made_widths, manifest, write_folder
 
 from potluck.report import read_record, rounds_until, write_report
-from potluck.report.coverage import at_random, cells, least_line, mean_coverage, milestones, rolling, windows
+from potluck.report.coverage import (
+    disjoint_windows,
+    least_trained_line,
+    make_steps,
+    mean_coverage,
+    milestones,
+    rounds_at_random,
+    rounds_in_turn,
+)
 from potluck.report.html import palette
 from potluck.report.marks import StepsMark
 from potluck.report.svg import PlotAxis, make_scale
@@ -73,7 +81,7 @@ def test_seeds_are_averaged_unit_by_unit_and_round_by_round(tmp_path: Path) -> N
     second = read_record(folder(tmp_path / "b", ended(1, 2), counted({"g": [3, None, None], "h": [0]})))
     other = read_record(folder(tmp_path / "c", counted({"g": [100]})))
     assert mean_coverage([first, second, other], "g", 3).counts == (2, 2, None)
-    assert least_line([first, second, other]) == [(1, 1.5), (2, 3)]
+    assert least_trained_line([first, second, other]) == [(1, 1.5), (2, 3)]
 
 
 @pytest.mark.parametrize(
@@ -93,33 +101,37 @@ def test_seeds_are_averaged_unit_by_unit_and_round_by_round(tmp_path: Path) -> N
 def test_disjoint_windows_are_known_where_all_tiers_have_one_width(
     tmp_path: Path, widths: list[object], found: object
 ) -> None:
-    assert windows([read_record(folder(tmp_path / "run", tiers=tiers(*widths)))]) == found
+    assert disjoint_windows([read_record(folder(tmp_path / "run", tiers=tiers(*widths)))]) == found
 
 
 def test_theory_is_that_of_the_paper() -> None:
-    assert [rolling(16, times) for times in (1, 5)] == [16, 80]
-    assert at_random(16, 1) == pytest.approx(44.361, abs=1e-3)
-    assert at_random(16, 5) == pytest.approx(44.361 + 16 * 4 * 1.01978, abs=1e-3)
-    assert at_random(2, 5) is None
+    assert [rounds_in_turn(16, times) for times in (1, 5)] == [16, 80]
+    assert rounds_at_random(16, 1) == pytest.approx(44.361, abs=1e-3)
+    assert rounds_at_random(16, 5) == pytest.approx(44.361 + 16 * 4 * 1.01978, abs=1e-3)
+    assert rounds_at_random(2, 5) is None
 
 
 def test_cells_hold_a_unit_each_until_there_are_too_many() -> None:
-    assert [(cell.first, cell.last, cell.mean) for cell in cells([4, None, 6])] == [(0, 0, 4), (1, 1, None), (2, 2, 6)]
-    few = cells([1, 3, 5, None, None], most=3)
-    assert [(cell.first, cell.last, cell.mean, cell.low, cell.high) for cell in few] == [
+    assert [(step.first, step.last, step.mean) for step in make_steps([4, None, 6])] == [
+        (0, 0, 4),
+        (1, 1, None),
+        (2, 2, 6),
+    ]
+    few = make_steps([1, 3, 5, None, None], most=3)
+    assert [(step.first, step.last, step.mean, step.low, step.high) for step in few] == [
         (0, 1, 2, 1, 3),
         (2, 3, 5, 5, 5),
         (4, 4, None, 0, 0),
     ]
-    assert cells([]) == []
+    assert make_steps([]) == []
 
 
 def test_steps_keep_their_height_and_break_where_nothing_is_known() -> None:
     across, up = make_scale(PlotAxis("x", tight=True), [-0.5, 3.5], 0, 40), make_scale(PlotAxis("y"), [0, 10], 100, 0)
-    drawn = StepsMark(ONE, cells([5, 10, None, 5])).draw(across, up)
+    drawn = StepsMark(ONE, make_steps([5, 10, None, 5])).draw(across, up)
     assert 'd="M0.0 50.0H10.0V0.0H20.0M30.0 50.0H40.0"' in drawn
     assert "band" not in drawn
-    banded = StepsMark(ONE, cells([4, 6, 10, 10], most=2)).draw(across, up)
+    banded = StepsMark(ONE, make_steps([4, 6, 10, 10], most=2)).draw(across, up)
     assert 'd="M0.0 40.0H20.0V0.0H40.0L40.0 0.0H20.0V60.0H0.0Z"' in banded
 
 

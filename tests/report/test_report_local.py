@@ -11,7 +11,7 @@ from made_runs import FIVE, made_run, made_widths, manifest, write_folder
 from rich.console import Console
 
 from potluck.report import RunRecord, compare_rows, compare_table, read_record, write_report
-from potluck.report.histogram import binned, pooled
+from potluck.report.clients import bin_counts, pool_clients
 
 
 def scored(round_: int, **local: object) -> dict[str, object]:
@@ -30,10 +30,10 @@ def table(runs: Sequence[RunRecord], width: int) -> list[str]:
 
 
 def test_bins_are_five_points_wide_and_hold_their_lower_edge() -> None:
-    found = binned([0.0, 0.049, 0.05, 0.15, 0.55, 0.999, 1.0, 1.01, -0.1, 7.5])
+    found = bin_counts([0.0, 0.049, 0.05, 0.15, 0.55, 0.999, 1.0, 1.01, -0.1, 7.5])
     assert {index: many for index, many in enumerate(found) if many} == {0: 2, 1: 1, 3: 1, 11: 1, 19: 2}
     assert len(found) == 20
-    assert [binned([index / 20]).index(1) for index in range(20)] == list(range(20))
+    assert [bin_counts([index / 20]).index(1) for index in range(20)] == list(range(20))
 
 
 def test_the_last_round_that_has_local_accuracies_counts(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_seeds_share_one_histogram(tmp_path: Path) -> None:
         read_record(folder(tmp_path / "b", scored(1, mean=0.9, values=[0.9]))),
         read_record(folder(tmp_path / "c", scored(1))),
     ]
-    assert (pooled(runs).mean, pooled(runs).values) == (pytest.approx(0.7), (0.4, 0.6, 0.9))
+    assert (pool_clients(runs).mean, pool_clients(runs).values) == (pytest.approx(0.7), (0.4, 0.6, 0.9))
 
 
 def test_a_run_shows_its_histogram_with_the_mean_marked(tmp_path: Path) -> None:

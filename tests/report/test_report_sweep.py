@@ -7,7 +7,7 @@ from pathlib import Path
 from made_runs import made_run
 
 from potluck.report import read_record, verdict, write_report
-from potluck.report.sweep import cells, scaled
+from potluck.report.compare_page import variant_numbers, variant_scores
 
 
 def swept(base: Path) -> list[Path]:
@@ -22,7 +22,7 @@ def swept(base: Path) -> list[Path]:
 
 def test_a_cell_is_the_mean_over_seeds_of_one_method_under_one_variant(tmp_path: Path) -> None:
     runs = [read_record(folder) for folder in swept(tmp_path)]
-    found = cells(runs)
+    found = variant_scores(runs)
     assert list(found) == ["FedRolex", "HeteroFL"]
     assert list(found["FedRolex"]) == ["share = 0.1", "share = 0.9"]
     two = [run.curve.final.score for run in runs[2:4] if run.curve.final]
@@ -47,7 +47,7 @@ def test_runs_without_variants_have_no_such_section(tmp_path: Path) -> None:
 
 
 def test_names_that_differ_in_one_number_are_places_on_an_axis() -> None:
-    assert scaled(["gamma = 2", "gamma = 16"]) == ("gamma", {"gamma = 2": 2.0, "gamma = 16": 16.0})
-    assert scaled(["L = 2", "iid"]) is None
-    assert scaled(["rho = 1", "gamma = 1"]) is None
-    assert scaled(["1", "2"]) is None
+    assert variant_numbers(["gamma = 2", "gamma = 16"]) == ("gamma", {"gamma = 2": 2.0, "gamma = 16": 16.0})
+    assert variant_numbers(["L = 2", "iid"]) is None
+    assert variant_numbers(["rho = 1", "gamma = 1"]) is None
+    assert variant_numbers(["1", "2"]) is None

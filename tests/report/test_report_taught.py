@@ -2,7 +2,7 @@
 
 from potluck.report.read import parse_transfer
 from potluck.report.records import TransferRecord
-from potluck.report.taught import taught_section
+from potluck.report.transfer import transfer_section
 
 LOC = [[0.5, 1.0], [2.0, None]]
 
@@ -37,7 +37,7 @@ def test_what_is_missing_or_odd_leaves_gaps():
 def test_maps_are_of_the_last_transfer_and_on_one_scale():
     early, late = (TransferRecord(at, "<a> > b", 0.5, ("x",), ("y",), ((loc,),)) for at, loc in ((1, 2.0), (2, 1.0)))
     other = TransferRecord(2, "b > a", 0.5, ("x",), ("y",), ((4.0,),))
-    drawn = taught_section([late, early, other])
+    drawn = transfer_section([late, early, other])
     assert '<td style="--heat:15%">1.00</td>' in drawn
     assert '<td style="--heat:60%">4.00</td>' in drawn
     assert "2.00</td>" not in drawn
@@ -45,12 +45,12 @@ def test_maps_are_of_the_last_transfer_and_on_one_scale():
 
 
 def test_fidelity_and_importance_are_curves_and_only_where_they_are_known():
-    both = taught_section(
+    both = transfer_section(
         [TransferRecord(1, "a > b", 0.5, ("x",), ("y",), ((0.0,),)), TransferRecord(2, "a > b", 0.75)]
     )
     assert "Fidelity over rounds" in both
     assert "Importance of features over rounds" in both
-    labels_only = taught_section([TransferRecord(1, "a > b", 0.5)])
+    labels_only = transfer_section([TransferRecord(1, "a > b", 0.5)])
     assert "Importance of features" not in labels_only
     assert 'class="heat"' not in labels_only
-    assert taught_section([]) is None
+    assert transfer_section([]) is None
