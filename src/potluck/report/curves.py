@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from potluck.report.html import Markup, Series, charts, figure, legend, note, palette, tag
 from potluck.report.marks import BandMark, LineMark
 from potluck.report.records import LearningCurve, Points, RunRecord, TierRecord
-from potluck.report.summary import capitalize, mean_of, mean_sd, metric_format, metric_name, sd_of
+from potluck.report.summary import capitalize, mean_of, mean_sd, metric_format, metric_name, overall_name, sd_of
 from potluck.report.svg import ROUND_AXIS, Mark, PlotAxis, plot
 
 VALIDATION_DASH = "4 4"
@@ -21,11 +21,6 @@ def score_axis(*runs: RunRecord) -> PlotAxis:
     """The axis of the metric that the runs share."""
     metric = metric_format(*runs)
     return PlotAxis(metric.name, "percent" if metric.percent else "plain")
-
-
-def overall_name(curve: LearningCurve) -> str:
-    """What to call the score of a whole run."""
-    return "all clients" if curve.on_clients else "global"
 
 
 def overall_series(run: RunRecord) -> Series:

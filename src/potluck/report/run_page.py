@@ -7,12 +7,12 @@ import json
 from potluck.report.clients import clients_section, sorted_clients_figure
 from potluck.report.cost import run_cost_section, tier_cost_section
 from potluck.report.coverage import run_coverage_section
-from potluck.report.curves import loss_figure, overall_name, score_figure
+from potluck.report.curves import loss_figure, score_figure
 from potluck.report.features import features_section, parse_features
 from potluck.report.html import Markup, card, cards, charts, collapsible, join, note, section, table, tag
 from potluck.report.records import LearningCurve, RunRecord
 from potluck.report.sentences import privacy_guarantee
-from potluck.report.summary import capitalize, metric_format
+from potluck.report.summary import capitalize, metric_format, overall_name
 from potluck.report.transfer import transfer_section
 from potluck.report.units import GAP, MetricFormat, format_bytes, format_count, format_joules, format_seconds
 

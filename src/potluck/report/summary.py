@@ -35,6 +35,11 @@ def capitalize(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
+def overall_name(curve: LearningCurve) -> str:
+    """What to call the score of a whole run."""
+    return "all clients" if curve.on_clients else "global"
+
+
 @dataclass(frozen=True)
 class CostSoFar:
     """What a run has cost up to the end of a round."""
