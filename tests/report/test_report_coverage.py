@@ -21,8 +21,6 @@ from potluck.report.coverage import (
     rounds_in_turn,
 )
 from potluck.report.html import palette
-from potluck.report.marks import StepsMark
-from potluck.report.svg import PlotAxis, make_scale
 
 ONE = palette(["one"])[0]
 SECTION = "How often each unit was trained"
@@ -124,15 +122,6 @@ def test_cells_hold_a_unit_each_until_there_are_too_many() -> None:
         (4, 4, None, 0, 0),
     ]
     assert make_steps([]) == []
-
-
-def test_steps_keep_their_height_and_break_where_nothing_is_known() -> None:
-    across, up = make_scale(PlotAxis("x", tight=True), [-0.5, 3.5], 0, 40), make_scale(PlotAxis("y"), [0, 10], 100, 0)
-    drawn = StepsMark(ONE, make_steps([5, 10, None, 5])).draw(across, up)
-    assert 'd="M0.0 50.0H10.0V0.0H20.0M30.0 50.0H40.0"' in drawn
-    assert "band" not in drawn
-    banded = StepsMark(ONE, make_steps([4, 6, 10, 10], most=2)).draw(across, up)
-    assert 'd="M0.0 40.0H20.0V0.0H40.0L40.0 0.0H20.0V60.0H0.0Z"' in banded
 
 
 def test_a_run_shows_its_eight_largest_groups_with_least_mean_and_most(tmp_path: Path) -> None:

@@ -1,16 +1,14 @@
-"""Local accuracy: the shared model on every client's own examples and classes."""
+"""Scores of clients. Local accuracy: the shared model on every client's own examples and classes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from made_runs import FIVE, made_run, made_widths, manifest, write_folder
-from rich.console import Console
+from made_runs import made_run, manifest, write_folder
 
-from potluck.report import RunRecord, compare_rows, compare_table, read_record, write_report
+from potluck.report import compare_rows, read_record, write_report
 from potluck.report.clients import bin_counts, pool_clients
 
 
@@ -20,13 +18,6 @@ def scored(round_: int, **local: object) -> dict[str, object]:
 
 def folder(path: Path, *scores: dict[str, object], **facts: object) -> Path:
     return write_folder(path, manifest(**facts), [], scores)
-
-
-def table(runs: Sequence[RunRecord], width: int) -> list[str]:
-    console = Console(width=width)
-    with console.capture() as capture:
-        console.print(compare_table(runs, width))
-    return capture.get().splitlines()
 
 
 def test_bins_are_five_points_wide_and_hold_their_lower_edge() -> None:
@@ -98,27 +89,3 @@ def test_odd_local_accuracies_do_not_stop_the_page(tmp_path: Path, local: dict[s
     folders = [folder(tmp_path / label, scored(1, **local), label=label) for label in "ab"]
     for chosen in (folders[:1], folders):
         assert "</html>" in write_report(chosen, tmp_path / "page.html").read_text()
-
-
-def test_five_tiers_and_local_accuracy_are_readable_in_80_columns(tmp_path: Path) -> None:
-    runs = [read_record(path) for path in made_widths(tmp_path, rounds=2)]
-    lines = table(runs, 80)
-    assert max(map(len, lines)) <= 80
-    assert lines[1].split() == ["method", "global", "average", "local", "5", "tiers", "bytes", "time*", "energy*"]
-    for row, line in zip(compare_rows(runs), lines[3:], strict=False):
-        assert line.startswith(str(row["label"]))
-        assert line.count("±") == 3
-        assert line.rstrip().endswith("J")
-    assert "5 tiers: from the lowest to the highest" in "\n".join(lines)
-
-
-def test_a_wide_terminal_shows_every_tier_with_its_spread(tmp_path: Path) -> None:
-    lines = table([read_record(path) for path in made_widths(tmp_path, rounds=2)], 120)
-    assert lines[1].split()[4:9] == [tier["name"] for tier in FIVE]
-    assert lines[3].count("±") == 8
-
-
-def test_tiers_lose_their_spread_before_they_are_folded(tmp_path: Path) -> None:
-    lines = table([read_record(path) for path in made_widths(tmp_path, rounds=2)], 96)
-    assert lines[1].split()[4:9] == [tier["name"] for tier in FIVE]
-    assert lines[3].count("±") == 3

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from made_runs import made_run, manifest, task, write_folder
+from made_runs import manifest, task, write_folder
 
 from potluck.ledger import MissingRun
-from potluck.report import compare_rows, costs_so_far, group_by_method, read_record, refusal_summary, rounds_to
+from potluck.report import read_record
 
 
 def scored(round_: int, test: float | None, validation: float | None = None, **more: object) -> dict[str, object]:
@@ -67,20 +66,6 @@ def test_totals_are_summed_per_tier_and_over_all(tmp_path: Path) -> None:
     ]
 
 
-def test_what_was_refused_is_told_in_a_line_and_absence_is_not(tmp_path: Path) -> None:
-    absent = [task(round, "c1", "watch", "absent", "battery") for round in (1, 2, 3)]
-    good = write_folder(tmp_path / "a", manifest(), [task(1, "c2", "watch"), *absent], [])
-    assert refusal_summary(read_record(good)) == ""
-    bad = [task(2, "c2", "watch", "quarantined", "not finite")]
-    assert refusal_summary(read_record(write_folder(tmp_path / "b", manifest(), [*absent, *bad], []))) == (
-        "1 reply; 1 from tier 'watch': not finite"
-    )
-    bad += [task(round, "server", "server", "quarantined", "far off") for round in (2, 3)]
-    assert refusal_summary(read_record(write_folder(tmp_path / "c", manifest(), [*absent, *bad], []))) == (
-        "3 replies; 2 of the server's own: far off"
-    )
-
-
 def test_several_tasks_of_a_client_in_a_round_are_one_visit(tmp_path: Path) -> None:
     events = [task(1, "c1", "watch", bytes_up=5), {**task(1, "c1", "watch", bytes_up=7), "verb": "score"}]
     watch = read_record(write_folder(tmp_path / "a", manifest(), events, [])).tier("watch")
@@ -99,17 +84,6 @@ def test_a_round_done_again_after_a_stop_counts_once(tmp_path: Path) -> None:
     assert run.totals.bytes_up == 7
     assert [line.loss for line in run.rounds] == [2.0]
     assert [point.test.value for point in run.curve.points] == [0.2]
-
-
-def test_cost_so_far_grows_round_by_round(tmp_path: Path) -> None:
-    events = [task(1, "c1", "watch", bytes_down=1, bytes_up=2), ended(1, device_seconds=3.0)]
-    events += [task(2, "c1", "watch", bytes_down=10, bytes_up=20), ended(2, device_seconds=4.0)]
-    costs = costs_so_far(read_record(write_folder(tmp_path / "a", manifest(), events, [])))
-    assert [(cost.bytes_down, cost.bytes_up, cost.device_seconds) for cost in costs.values()] == [
-        (0, 0, 0),
-        (1, 2, 3),
-        (11, 22, 7),
-    ]
 
 
 def test_a_round_without_device_seconds_lasts_as_long_as_its_busiest_client(tmp_path: Path) -> None:
@@ -151,36 +125,3 @@ def test_what_is_unknown_is_not_zero(tmp_path: Path) -> None:
 def test_the_servers_work_is_a_tier_of_its_own(tmp_path: Path) -> None:
     run = read_record(write_folder(tmp_path / "a", manifest(), [task(1, "server", "", modelled_flops=9)], []))
     assert [tier.name for tier in run.tiers] == ["watch", "phone", "laptop", "server"]
-
-
-def test_rounds_to_is_the_first_scored_round_at_the_target(tmp_path: Path) -> None:
-    run = read_record(write_folder(tmp_path / "a", manifest(), [], [scored(0, 0.1), scored(5, 0.8), scored(10, 0.79)]))
-    assert (rounds_to(run, 0.5), rounds_to(run, 0.8), rounds_to(run, 0.81)) == (5, 5, None)
-
-
-def test_rounds_to_asks_the_clients_where_no_model_is_shared(tmp_path: Path) -> None:
-    scores = [
-        {"round": 1, "global": None, "clients": {"mean": 0.4}},
-        {"round": 2, "global": None, "clients": {"mean": 0.6}},
-    ]
-    assert rounds_to(read_record(write_folder(tmp_path / "a", manifest(), [], scores)), 0.5) == 2
-
-
-def test_compare_rows_are_means_and_sample_deviations_over_seeds(tmp_path: Path) -> None:
-    for seed, accuracy in ((0, 0.8), (1, 0.9)):
-        tiers = {"watch": {"test": {"accuracy": accuracy - 0.1}}}
-        events = [task(1, "c1", "watch", bytes_up=10 * (seed + 1), modelled_flops=50), ended(1, device_seconds=2.0)]
-        write_folder(tmp_path / f"{seed}", manifest(seed=seed), events, [scored(1, accuracy, tiers=tiers)])
-    (row,) = compare_rows([read_record(tmp_path / "0"), read_record(tmp_path / "1")])
-    assert row["label"] == "FedAvg"
-    assert row["seeds"] == [0, 1]
-    assert row["global"] == {"mean": pytest.approx(0.85), "sd": pytest.approx(0.0707107), "count": 2}
-    assert row["tiers"] == {"watch": {"mean": pytest.approx(0.75), "sd": pytest.approx(0.0707107), "count": 2}}
-    assert row["bytes"] == {"mean": 15.0, "sd": pytest.approx(7.0710678), "count": 2}
-    assert row["device_seconds"] == {"mean": 2.0, "sd": 0.0, "count": 2}
-    assert json.loads(json.dumps(row))["flops"]["mean"] == 50.0
-
-
-def test_runs_that_share_label_and_seed_are_kept_apart_by_name(tmp_path: Path) -> None:
-    runs = [read_record(made_run(tmp_path / name, rounds=1, name=name)) for name in ("slow", "fast")]
-    assert list(group_by_method(runs)) == ["FedAvg · slow", "FedAvg · fast"]

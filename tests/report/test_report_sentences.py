@@ -1,4 +1,4 @@
-"""What a comparison says besides scores: what methods need, which are bounds, and the unit of a score."""
+"""What the report says in words: verdicts, what methods need, and refused replies."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from made_runs import made_run, manifest, task, write_folder
 from rich.console import Console
 
 from potluck.report import (
-    MetricFormat,
     RunRecord,
     compare_rows,
     compare_table,
     needs_table,
     read_record,
+    refusal_summary,
     run_table,
     verdict,
     write_report,
@@ -105,14 +105,47 @@ def test_correlations_are_plain_numbers_everywhere(tmp_path: Path) -> None:
         assert "50.0" not in page
 
 
-def test_a_measure_says_its_unit() -> None:
-    share, correlation = MetricFormat.of_metric("f1"), MetricFormat.of_metric("pearson")
-    assert (share.name, share.unit, share.format(0.931), share.format_cell(0.9, 0.012)) == (
-        "F1",
-        " in %",
-        "93.1 %",
-        "90.0 ± 1.2",
+def test_the_verdict_names_the_best_and_the_margin(tmp_path: Path) -> None:
+    for label, accuracy in (("A", 0.9), ("B", 0.85), ("C", 0.95)):
+        shared = {"test": {"accuracy": accuracy}} if label != "C" else None
+        scores = [
+            {
+                "round": 4,
+                "global": shared,
+                "clients": {"mean": accuracy},
+                "tiers": {"watch": {"test": {"accuracy": 0.7}}},
+            }
+        ]
+        write_folder(tmp_path / label, manifest(label), [], scores)
+    assert verdict([read_record(tmp_path / label) for label in "ABC"]) == [
+        "Best final accuracy: A with 90.0 %, 5.0 points above B.",
+        "On watch: A with 70.0 %, level with B.",
+        "Not ranked: C, scored by its clients and not on the shared test set.",
+    ]
+
+
+def test_a_margin_within_the_seeds_spread_is_said_to_be(tmp_path: Path) -> None:
+    for label, seed, accuracy in (("A", 0, 0.8), ("A", 1, 0.9), ("B", 0, 0.84), ("B", 1, 0.84)):
+        scores = [{"round": 4, "global": {"test": {"accuracy": accuracy}}}]
+        write_folder(tmp_path / f"{label}{seed}", manifest(label, seed), [], scores)
+    found = verdict([read_record(tmp_path / name) for name in ("A0", "A1", "B0", "B1")])
+    assert found == ["Best final accuracy: A with 85.0 %, 1.0 points above B, within the seeds' spread of ± 7.1."]
+
+
+def test_different_problems_are_not_ranked(tmp_path: Path) -> None:
+    runs = [read_record(made_run(tmp_path / f"{n}", f"m{n}", rounds=1, classes=n)) for n in (10, 100)]
+    assert verdict(runs) == []
+
+
+def test_what_was_refused_is_told_in_a_line_and_absence_is_not(tmp_path: Path) -> None:
+    absent = [task(round, "c1", "watch", "absent", "battery") for round in (1, 2, 3)]
+    good = write_folder(tmp_path / "a", manifest(), [task(1, "c2", "watch"), *absent], [])
+    assert refusal_summary(read_record(good)) == ""
+    bad = [task(2, "c2", "watch", "quarantined", "not finite")]
+    assert refusal_summary(read_record(write_folder(tmp_path / "b", manifest(), [*absent, *bad], []))) == (
+        "1 reply; 1 from tier 'watch': not finite"
     )
-    assert (correlation.name, correlation.unit, correlation.format(0.931)) == ("Pearson correlation", "", "0.931")
-    assert (correlation.format_mean_sd(0.9, 0.012), correlation.format(0.8, 0)) == ("0.900 ± 0.012", "0.80")
-    assert correlation.format(None) == "—"
+    bad += [task(round, "server", "server", "quarantined", "far off") for round in (2, 3)]
+    assert refusal_summary(read_record(write_folder(tmp_path / "c", manifest(), [*absent, *bad], []))) == (
+        "3 replies; 2 of the server's own: far off"
+    )

@@ -1,4 +1,4 @@
-"""What networks taught each other: read with gaps, drawn as curves and heat maps."""
+"""Knowledge transfer: read with gaps, drawn as curves and heat maps."""
 
 from potluck.report.read import parse_transfer
 from potluck.report.records import TransferRecord

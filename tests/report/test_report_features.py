@@ -1,4 +1,4 @@
-"""Heat maps and pictures of features: read with gaps, drawn with colours that tell classes apart."""
+"""Heat maps and scatter plots of features: read with gaps, drawn with one colour per class."""
 
 from potluck.report.features import FeaturePlane, FeatureRecord, FeatureStage, features_section, parse_features
 
