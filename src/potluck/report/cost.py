@@ -147,7 +147,7 @@ def _per_visit(
 
 def _tier_cost_table(run: RunRecord) -> Markup:
     """The cost of one client in one round, and of the whole run."""
-    head = ["", "device", "down", "up", "compute", "memory", "time", "energy", "traffic", "worked", "energy"]
+    head = ["", "device", "down", "up", "compute", "memory", "time", "energy", "traffic", "time", "energy"]
     groups = [("", 2), ("per client and round: measured", 2), ("modelled", 4), ("whole run: measured", 2)]
     groups.append(("modelled", 1))
     rows = [_tier_cost_row(tier) for tier in run.tiers]

@@ -188,7 +188,7 @@ def _unit_bars(steps: list[PlotStep], top: float) -> list[Markup]:
 def _shaded_path(shade: int, path: str) -> Markup:
     if not shade:
         return tag("path", d=path, class_="untrained")
-    return tag("path", d=path, class_="tower", fill_opacity=f"{0.25 + 0.75 * shade / SHADES:.2f}")
+    return tag("path", d=path, class_="trained", fill_opacity=f"{0.25 + 0.75 * shade / SHADES:.2f}")
 
 
 def _equal_stretches(steps: list[PlotStep]) -> list[tuple[int, int, float]]:

@@ -82,18 +82,19 @@ def features_section(features: FeatureRecord) -> Markup | None:
         return None
     after = "" if features.round is None else f" after round {features.round}"
     rows = "test rows" if features.rows is None else f"{features.rows} test rows"
-    words = f"The server's network of each tier{after}, looking at the same {rows}; features are means over places."
+    words = (
+        f"The server's network of each tier{after}, looking at the same {rows}; features are averaged over positions."
+    )
     return section("What the networks see", note(words), _cka_maps(features.stages), _scatter_plots(features.planes))
 
 
 def _cka_maps(stages: Sequence[FeatureStage]) -> Markup | None:
     if not stages:
         return None
-    words = (
-        "Linear CKA between tiers, stage by stage: 1 is the same up to a turn. Stages that tiers share are the same."
-    )
+    words = "Linear CKA between tiers, per stage: 1 is equal up to rotation and scale."
+    words += " Stages that tiers share are the same."
     figures = (figure(stage.name, heat_table(stage.tiers, stage.tiers, stage.cka, 1.0)) for stage in stages)
-    return tag("div", tag("h3", "Likeness"), note(words), charts(*figures, small=True))
+    return tag("div", tag("h3", "Similarity (CKA)"), note(words), charts(*figures, small=True))
 
 
 def _scatter_plots(planes: Sequence[FeaturePlane]) -> Markup | None:
@@ -101,10 +102,12 @@ def _scatter_plots(planes: Sequence[FeaturePlane]) -> Markup | None:
         return None
     classes = sorted({label for plane in planes for _, _, label in plane.points if label is not None})
     series = _class_series(classes)
-    words = "Each dot is a row, where the last stage's first two principal components put it; colours are classes."
+    words = (
+        "Each dot is a row, at the first two principal components of the last stage's features; colours are classes."
+    )
     figures = (figure(f"{plane.tier}: {plane.stage}", _scatter_plot(plane, series)) for plane in planes)
     names = legend(series.values()) if series else None
-    return tag("div", tag("h3", "Features"), note(words), names, charts(*figures, small=True), data_scope="")
+    return tag("div", tag("h3", "Features (PCA)"), note(words), names, charts(*figures, small=True), data_scope="")
 
 
 def _class_series(classes: Sequence[int]) -> dict[int, Series]:

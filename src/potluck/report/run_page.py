@@ -136,7 +136,7 @@ def _other_metrics_table(run: RunRecord) -> Markup | None:
         return None
     metrics = {name: MetricFormat.of_metric(name) for _, others in found for name in others}
     rows = [[name, *(metric.format(others.get(key)) for key, metric in metrics.items())] for name, others in found]
-    return table(["beside it", *(metric.name.replace("f1 ", "F1 ") for metric in metrics.values())], rows)
+    return table(["other metrics", *(metric.name.replace("f1 ", "F1 ") for metric in metrics.values())], rows)
 
 
 def _dagger_note(run: RunRecord) -> Markup | None:

@@ -86,7 +86,7 @@ NEEDS_CAPTION = (
 NEEDS_NOTE = (
     "Networks that devices may train: one for all, parts of one that differ in width or depth, or any. Public rows "
     "that are needed: inputs, or labels too. Memory: clients keep something from round to round. Larger: the server's "
-    "model may outgrow every client's. Secure: sums over clients suffice, as secure aggregation gives."
+    "model may be larger than every client's. Secure: the server needs only sums, so secure aggregation is possible."
 )
 
 

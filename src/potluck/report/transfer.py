@@ -26,12 +26,14 @@ def transfer_section(transfers: Sequence[TransferRecord]) -> Markup | None:
 
 
 def _fidelity_figure(groups: TransferGroups) -> Markup | None:
-    words = "Cosine of a student's scores with its teacher's on public rows, as a share: 1 is the same direction."
+    words = (
+        "Cosine similarity of student and teacher outputs on public rows, mapped to 0 to 1: 1 is the same direction."
+    )
     return _curve_figure("Fidelity", words, groups, lambda transfer: transfer.fidelity)
 
 
 def _importance_figure(groups: TransferGroups) -> Markup | None:
-    words = "Loc, mean over pairs of layers: at zero, features are not taught any more."
+    words = "Loc (importance of a pair of layers), mean over pairs. At zero, features are not transferred any more."
     return _curve_figure("Importance of features", words, groups, lambda transfer: transfer.mean_loc)
 
 
@@ -57,7 +59,9 @@ def _loc_maps(groups: TransferGroups) -> Markup | None:
         return None
     values = (value for transfer in last for row in transfer.loc for value in row if value is not None)
     most = max(values, default=0.0) or 1.0
-    words = "Loc by pair after the last transfer, mean over public rows; lines are the teacher's layers."
+    words = (
+        "Loc of each pair after the last transfer, mean over public rows. Rows: teacher's layers; columns: student's."
+    )
     figures = (
         figure(f"{one.name}, round {one.round}", heat_table(one.teacher_layers, one.student_layers, one.loc, most))
         for one in last

@@ -1,3 +1,4 @@
+// Insert text with textContent only: a client's name may look like markup.
 (() => {
   const tip = document.createElement('div');
   tip.className = 'tip'; tip.hidden = true; document.body.append(tip);
