@@ -12,7 +12,7 @@ from urllib.parse import quote
 from potluck.report.clients import compare_local_section
 from potluck.report.cost import compare_cost_section, compare_cost_table
 from potluck.report.coverage import compare_coverage_section
-from potluck.report.curves import MethodRuns, compare_curve_figure, score_axis, under_one_legend
+from potluck.report.curves import MethodRuns, charts_with_legend, compare_curve_figure, score_axis
 from potluck.report.html import (
     Markup,
     charts,
@@ -79,7 +79,7 @@ def _learning_section(methods: MethodRuns, tiers: Sequence[str]) -> Markup:
     overall = compare_curve_figure("Global", methods, lambda run: run.curve)
     figures = [compare_curve_figure(name, methods, partial(_tier_curve, name)) for name in tiers]
     small = len(figures) > 3 or len(figures) % 3 == 2
-    return section("Learning", under_one_legend(methods, overall, *figures, small=small))
+    return section("Learning", charts_with_legend(methods, overall, *figures, small=small))
 
 
 def _tier_curve(name: str, run: RunRecord) -> LearningCurve:

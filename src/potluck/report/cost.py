@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from potluck.report.curves import (
     MethodRuns,
     all_runs,
+    charts_with_legend,
     mean_marks,
     overall_series,
     score_axis,
     tier_series,
-    under_one_legend,
 )
 from potluck.report.html import Markup, Series, bar_list, charts, figure, join, note, palette, section, table, tag
 from potluck.report.json_values import text
@@ -206,7 +206,7 @@ def compare_cost_section(methods: MethodRuns) -> Markup:
         _compare_figure(f"{start} energy of all devices (modelled)", "energy so far", methods,
                         lambda cost: cost.joules, energy_unit),
     ]  # fmt: skip
-    return section(f"What {metric} costs", under_one_legend(methods, *figures), _compare_target_tables(methods))
+    return section(f"What {metric} costs", charts_with_legend(methods, *figures), _compare_target_tables(methods))
 
 
 def _compare_figure(caption: str, title: str, methods: MethodRuns, amount: Amount, axis_unit: AxisUnit) -> Markup:

@@ -111,7 +111,7 @@ def mean_marks(series: Series, lines: Iterable[Iterable[tuple[float, float, floa
     return [BandMark(series, edges), LineMark(series, points)]
 
 
-def under_one_legend(methods: MethodRuns, *figures: Markup, small: bool = False) -> Markup:
+def charts_with_legend(methods: MethodRuns, *figures: Markup, small: bool = False) -> Markup:
     """Charts under one legend: a click hides a method in all of them."""
     words = "Lines: mean over seeds; bands: ± one standard deviation. A click on a name hides it in all charts here."
     names = legend(series for series, _ in methods)
