@@ -10,11 +10,17 @@ from pathlib import Path
 import pytest
 from made_runs import FIVE, made_run, made_width_run, made_widths, manifest, write_folder
 
-from potluck.report import read, rounds_until, write_report
-from potluck.report.chart import palette
-from potluck.report.counted import Steps
-from potluck.report.coverage import at_random, cells, least_line, mean_coverage, milestones, rolling, windows
-from potluck.report.scale import Axis, scale
+from potluck.report import read_record, rounds_until, write_report
+from potluck.report.coverage import (
+    disjoint_windows,
+    least_trained_line,
+    make_steps,
+    mean_coverage,
+    milestones,
+    rounds_at_random,
+    rounds_in_turn,
+)
+from potluck.report.html import palette
 
 ONE = palette(["one"])[0]
 SECTION = "How often each unit was trained"
@@ -42,36 +48,38 @@ def tiers(*widths: object) -> list[dict[str, object]]:
 
 def test_the_last_coverage_counts_and_the_largest_group_comes_first(tmp_path: Path) -> None:
     events = [counted({"a": [9]}), counted({"a": [3, 2], "b": [1, 1, 0]}, 4)]
-    run = read(folder(tmp_path / "run", *events))
+    run = read_record(folder(tmp_path / "run", *events))
     assert [(one.name, one.counts) for one in run.coverage] == [("b", (1, 1, 0)), ("a", (3, 2))]
 
 
 def test_counts_that_are_none_leave_holes_and_empty_groups_are_dropped(tmp_path: Path) -> None:
     groups = {"a": [1, math.nan, None, "x", -1, 10**400, 1e300, True, 4], "b": [], "c": [math.nan], "d": 7, "e": None}
-    run = read(folder(tmp_path / "run", counted({"z": [1]}), counted(groups), counted(None), counted({"a": []})))
+    run = read_record(folder(tmp_path / "run", counted({"z": [1]}), counted(groups), counted(None), counted({"a": []})))
     assert [(one.name, one.counts) for one in run.coverage] == [("a", (1, *[None] * 7, 4))]
     assert run.coverage[0].known == [1, 4]
 
 
 def test_rounds_until_is_the_first_round_after_which_all_units_had_so_many(tmp_path: Path) -> None:
-    run = read(folder(tmp_path / "run", *(ended(n, least) for n, least in enumerate((0, 1, None, 1, 4, math.nan), 1))))
+    run = read_record(
+        folder(tmp_path / "run", *(ended(n, least) for n, least in enumerate((0, 1, None, 1, 4, math.nan), 1)))
+    )
     assert [rounds_until(run, times) for times in (1, 2, 4, 5)] == [2, 5, 5, None]
     assert milestones([run]) == [1, 2, 5]
 
 
 def test_milestones_end_with_the_first_that_nobody_reached(tmp_path: Path) -> None:
-    none = read(folder(tmp_path / "a", ended(1, 0)))
-    many = read(folder(tmp_path / "b", ended(1, 10**12)))
+    none = read_record(folder(tmp_path / "a", ended(1, 0)))
+    many = read_record(folder(tmp_path / "b", ended(1, 10**12)))
     assert milestones([none]) == [1]
     assert milestones([none, many]) == [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]
 
 
 def test_seeds_are_averaged_unit_by_unit_and_round_by_round(tmp_path: Path) -> None:
-    first = read(folder(tmp_path / "a", ended(1, 1), ended(2, 3), counted({"g": [1, 2, None]})))
-    second = read(folder(tmp_path / "b", ended(1, 2), counted({"g": [3, None, None], "h": [0]})))
-    other = read(folder(tmp_path / "c", counted({"g": [100]})))
+    first = read_record(folder(tmp_path / "a", ended(1, 1), ended(2, 3), counted({"g": [1, 2, None]})))
+    second = read_record(folder(tmp_path / "b", ended(1, 2), counted({"g": [3, None, None], "h": [0]})))
+    other = read_record(folder(tmp_path / "c", counted({"g": [100]})))
     assert mean_coverage([first, second, other], "g", 3).counts == (2, 2, None)
-    assert least_line([first, second, other]) == [(1, 1.5), (2, 3)]
+    assert least_trained_line([first, second, other]) == [(1, 1.5), (2, 3)]
 
 
 @pytest.mark.parametrize(
@@ -91,34 +99,29 @@ def test_seeds_are_averaged_unit_by_unit_and_round_by_round(tmp_path: Path) -> N
 def test_disjoint_windows_are_known_where_all_tiers_have_one_width(
     tmp_path: Path, widths: list[object], found: object
 ) -> None:
-    assert windows([read(folder(tmp_path / "run", tiers=tiers(*widths)))]) == found
+    assert disjoint_windows([read_record(folder(tmp_path / "run", tiers=tiers(*widths)))]) == found
 
 
 def test_theory_is_that_of_the_paper() -> None:
-    assert [rolling(16, times) for times in (1, 5)] == [16, 80]
-    assert at_random(16, 1) == pytest.approx(44.361, abs=1e-3)
-    assert at_random(16, 5) == pytest.approx(44.361 + 16 * 4 * 1.01978, abs=1e-3)
-    assert at_random(2, 5) is None
+    assert [rounds_in_turn(16, times) for times in (1, 5)] == [16, 80]
+    assert rounds_at_random(16, 1) == pytest.approx(44.361, abs=1e-3)
+    assert rounds_at_random(16, 5) == pytest.approx(44.361 + 16 * 4 * 1.01978, abs=1e-3)
+    assert rounds_at_random(2, 5) is None
 
 
 def test_cells_hold_a_unit_each_until_there_are_too_many() -> None:
-    assert [(cell.first, cell.last, cell.mean) for cell in cells([4, None, 6])] == [(0, 0, 4), (1, 1, None), (2, 2, 6)]
-    few = cells([1, 3, 5, None, None], most=3)
-    assert [(cell.first, cell.last, cell.mean, cell.low, cell.high) for cell in few] == [
+    assert [(step.first, step.last, step.mean) for step in make_steps([4, None, 6])] == [
+        (0, 0, 4),
+        (1, 1, None),
+        (2, 2, 6),
+    ]
+    few = make_steps([1, 3, 5, None, None], most=3)
+    assert [(step.first, step.last, step.mean, step.low, step.high) for step in few] == [
         (0, 1, 2, 1, 3),
         (2, 3, 5, 5, 5),
         (4, 4, None, 0, 0),
     ]
-    assert cells([]) == []
-
-
-def test_steps_keep_their_height_and_break_where_nothing_is_known() -> None:
-    across, up = scale(Axis("x", tight=True), [-0.5, 3.5], 0, 40), scale(Axis("y"), [0, 10], 100, 0)
-    drawn = Steps(ONE, cells([5, 10, None, 5])).draw(across, up)
-    assert 'd="M0.0 50.0H10.0V0.0H20.0M30.0 50.0H40.0"' in drawn
-    assert "band" not in drawn
-    banded = Steps(ONE, cells([4, 6, 10, 10], most=2)).draw(across, up)
-    assert 'd="M0.0 40.0H20.0V0.0H40.0L40.0 0.0H20.0V60.0H0.0Z"' in banded
+    assert make_steps([]) == []
 
 
 def test_a_run_shows_its_eight_largest_groups_with_least_mean_and_most(tmp_path: Path) -> None:
@@ -194,7 +197,9 @@ def test_the_made_methods_differ_as_the_picture_should_show(tmp_path: Path) -> N
     folders = [
         made_width_run(tmp_path / rule, rule, rule, 0, 0.8, FIVE, 48) for rule in ("rolling", "prefix", "random")
     ]
-    even, stepped, noisy = (next(one for one in read(path).coverage if one.name == "stage0").known for path in folders)
+    even, stepped, noisy = (
+        next(one for one in read_record(path).coverage if one.name == "stage0").known for path in folders
+    )
     assert list(stepped) == sorted(stepped, reverse=True)
     assert len(set(stepped)) == 5
     assert max(even) < 1.3 * min(even) < max(stepped) / 2

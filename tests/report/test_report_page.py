@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import re
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 from made_runs import made_family, made_run, manifest, write_folder
 
 from potluck.ledger import FolderError
-from potluck.report import read, verdict, write_report
-from potluck.report.markup import VOID
+from potluck.report import read_record, write_report
+from potluck.report.html import VOID
 
 
 class Page(HTMLParser):
@@ -64,7 +65,7 @@ def test_a_page_reaches_for_nothing_outside_itself(tmp_path: Path) -> None:
 
 def test_one_run_shows_its_headline_numbers(tmp_path: Path) -> None:
     folder = made_run(tmp_path / "run")
-    run = read(folder)
+    run = read_record(folder)
     text = page([folder], tmp_path / "report.html").text
     assert run.curve.final
     assert f"{100 * (run.curve.final.score or 0):.1f} %" in text
@@ -166,39 +167,13 @@ def test_a_comparison_links_to_the_reports_of_its_runs(tmp_path: Path) -> None:
     assert [value for _, name, value in found.attributes if name == "href"] == ["./../runs/a%3A%20b/report.html"]
 
 
-def test_the_verdict_names_the_best_and_the_margin(tmp_path: Path) -> None:
-    for label, accuracy in (("A", 0.9), ("B", 0.85), ("C", 0.95)):
-        shared = {"test": {"accuracy": accuracy}} if label != "C" else None
-        scores = [
-            {
-                "round": 4,
-                "global": shared,
-                "clients": {"mean": accuracy},
-                "tiers": {"watch": {"test": {"accuracy": 0.7}}},
-            }
-        ]
-        write_folder(tmp_path / label, manifest(label), [], scores)
-    assert verdict([read(tmp_path / label) for label in "ABC"]) == [
-        "Best final accuracy: A with 90.0 %, 5.0 points above B.",
-        "On watch: A with 70.0 %, level with B.",
-        "Not ranked: C, scored by its clients and not on the shared test set.",
-    ]
-
-
-def test_a_margin_within_the_seeds_spread_is_said_to_be(tmp_path: Path) -> None:
-    for label, seed, accuracy in (("A", 0, 0.8), ("A", 1, 0.9), ("B", 0, 0.84), ("B", 1, 0.84)):
-        scores = [{"round": 4, "global": {"test": {"accuracy": accuracy}}}]
-        write_folder(tmp_path / f"{label}{seed}", manifest(label, seed), [], scores)
-    found = verdict([read(tmp_path / name) for name in ("A0", "A1", "B0", "B1")])
-    assert found == ["Best final accuracy: A with 85.0 %, 1.0 points above B, within the seeds' spread of ± 7.1."]
-
-
-def test_different_problems_are_not_ranked(tmp_path: Path) -> None:
-    runs = [read(made_run(tmp_path / f"{n}", f"m{n}", rounds=1, classes=n)) for n in (10, 100)]
-    assert verdict(runs) == []
-
-
 def test_a_page_that_cannot_be_written_names_the_path(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FolderError, match="file"):
         write_report([made_run(tmp_path / "run", rounds=1)], tmp_path / "file" / "sub" / "report.html")
+
+
+def test_the_style_sheet_and_the_script_are_inside_the_page(tmp_path: Path) -> None:
+    source = write_report([made_run(tmp_path / "run", rounds=1)], tmp_path / "report.html").read_text(encoding="utf-8")
+    for name in ("report.css", "report.js"):
+        assert files("potluck.report").joinpath("assets", name).read_text(encoding="utf-8") in source

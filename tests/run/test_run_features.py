@@ -11,7 +11,7 @@ from torch import nn
 from potluck.core import Examples, Model, stream
 from potluck.ledger import DamagedRecord, read_run
 from potluck.models import ModelZoo, make_spec
-from potluck.report import read, write_report
+from potluck.report import read_record, write_report
 from potluck.run import resume, run
 from potluck.run.similarity import cka, plane, staged, stages
 
@@ -95,7 +95,7 @@ def test_a_run_leaves_what_its_tiers_see_and_another_leaves_nothing(tmp_path):
     run(tiny(), tmp_path / "other")
     assert not (tmp_path / "other" / "features.json").exists()
     assert read_run(tmp_path / "other").features() == {}
-    assert read(tmp_path / "other").features == {}
+    assert read_record(tmp_path / "other").features == {}
 
 
 def test_looking_changes_no_result_and_a_resumed_run_looks_again(tmp_path):
@@ -129,6 +129,6 @@ def test_the_report_draws_a_map_for_each_stage_and_a_dot_for_each_row(tmp_path):
     assert drawn.count("<circle") == 2 * 359
     (tmp_path / "run" / "features.json").write_text("{")
     with pytest.raises(DamagedRecord, match=r"features\.json is damaged: it is not JSON"):
-        read(tmp_path / "run")
+        read_record(tmp_path / "run")
     (tmp_path / "run" / "features.json").write_text(json.dumps({"stages": 3, "planes": [{"points": [[1, None], 2]}]}))
     assert "What the networks see" not in write_report([tmp_path / "run"], tmp_path / "report.html").read_text()

@@ -13,7 +13,7 @@ from potluck.cli.display import result as shown
 from potluck.core import SettingsError, Task, on_client
 from potluck.engines import ENGINES, Graphs
 from potluck.methods import METHODS, FedAvg
-from potluck.report import promised, read, render
+from potluck.report import privacy_guarantee, read_record, render
 from potluck.run import assemble, experiment, resume, run
 from potluck.run.privacy import epsilon, noise
 
@@ -96,7 +96,7 @@ def test_off_is_the_default_and_changes_no_bits(tmp_path):
     assert off.privacy is None
     assert "privacy" not in off.plain()
     assert not events(off.folder, "privacy")
-    assert promised(read(off.folder)) == ""
+    assert privacy_guarantee(read_record(off.folder)) == ""
 
 
 def test_no_update_is_longer_than_the_clip_but_for_noise(tmp_path):
@@ -247,11 +247,11 @@ def test_without_the_extra_only_runs_with_noise_are_refused(monkeypatch, tmp_pat
 
 def test_the_promise_is_told_at_the_end_and_in_the_report(tmp_path, capsys):
     result = run(noisy(privacy={"epsilon": 2.0}), tmp_path / "run")
-    line = promised(read(result.folder))
+    line = privacy_guarantee(read_record(result.folder))
     assert line.startswith("ε = 2 for all that a client uploaded (")
     assert "at δ = 1e-05; updates clipped to 1, with noise of " in line
     shown(result, as_json=False)
     assert f"privacy: {line}" in capsys.readouterr().out
-    assert line in render([read(result.folder)], "x")
+    assert line in render([read_record(result.folder)], "x")
     shown(result, as_json=True)
     assert json.loads(capsys.readouterr().out)["privacy"]["epsilon"] == pytest.approx(2.0)

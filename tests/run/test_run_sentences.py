@@ -10,9 +10,9 @@ from tiny_runs import scores, tiny
 from potluck.cli.display import told
 from potluck.core import SettingsError
 from potluck.data import from_arrays
-from potluck.report import compare_table, read, run_table, write_report
+from potluck.report import compare_table, read_record, run_table, write_report
+from potluck.report.sentences import verdict
 from potluck.report.summary import compare_rows
-from potluck.report.verdict import verdict
 from potluck.run import assemble, run
 
 GOOD, BAD, OTHER = ["fine", "lovely", "bright"], ["poor", "dull", "bleak"], ["the", "day", "is", "quite", "so"]
@@ -135,18 +135,18 @@ def test_reports_and_tables_name_the_score(tmp_path, hospitals):
     assert "m, its clients" in page
     assert "precision" in page
     assert "accuracy over" not in page.lower()
-    runs = [read(tmp_path / name) for name in ("0", "1")]
+    runs = [read_record(tmp_path / name) for name in ("0", "1")]
     assert {run.metric for run in runs} == {"matthews"}
     end, shown = scores(tmp_path / "0")[-1]["global"]["test"], runs[0].curve.final
     assert shown is not None
-    assert (shown.score, shown.test.beside["accuracy"]) == (end["matthews"], end["accuracy"])
+    assert (shown.score, shown.test.others["accuracy"]) == (end["matthews"], end["accuracy"])
     assert shown.score != end["accuracy"]
     assert compare_rows(runs)[0]["metric"] == "Matthews correlation"
     assert str(compare_table(runs).title).startswith("Final test Matthews correlation, mean ± sd")
     assert "Matthews" in [str(column.header) for column in run_table(runs[0]).columns]
     page = write_report([tmp_path / "0", tmp_path / "1"], tmp_path / "two.html").read_text("utf-8")
     assert "Matthews correlation against traffic" in page
-    mixed = [read(tmp_path / "tags"), runs[0]]
+    mixed = [read_record(tmp_path / "tags"), runs[0]]
     assert verdict(mixed) == []
     assert str(compare_table(mixed).title).startswith("Final test score, and cost")
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tiny_runs import TEXT, tiny
 
 from potluck.core import SettingsError
-from potluck.report import read as read_run
+from potluck.report import read_record
 from potluck.run import experiment, read_experiment, recipe, run, toml, value
 
 
@@ -250,7 +250,7 @@ def test_a_run_writes_every_setting_that_is_not_none_and_reads_back_equal(tmp_pa
 def test_a_report_reads_the_targets_that_a_run_was_given(tmp_path):
     named = run(tiny(rounds=0, score={"targets": [0.85, 0.6]}), tmp_path / "named")
     plain = run(tiny(rounds=0), tmp_path / "plain")
-    assert [read_run(result.folder).targets for result in (named, plain)] == [(0.85, 0.6), ()]
+    assert [read_record(result.folder).targets for result in (named, plain)] == [(0.85, 0.6), ()]
 
 
 def without_none(value):

@@ -110,8 +110,7 @@ def compare(
 ) -> None:
     """Run several methods on the same data, clients and cohorts; print a table and write one report."""
     from potluck.cli import comparing, display
-    from potluck.report import compare_rows, write_report
-    from potluck.report import read as read_run
+    from potluck.report import compare_rows, read_record, write_report
     from potluck.run import compare as run_all
     from potluck.run import read_experiment
 
@@ -121,7 +120,7 @@ def compare(
     folder = out or comparing.fresh(experiment.name)
     with display.comparing(experiment.rounds) as watcher:
         results = run_all(experiment, folder, wanted, numbers, watcher)
-    runs = [read_run(result.folder) for result in results]
+    runs = [read_record(result.folder) for result in results]
     page = write_report([result.folder for result in results], folder / "report.html", title=experiment.name)
     if format is Format.json:
         rows = compare_rows(runs)

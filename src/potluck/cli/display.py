@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from potluck.report import Run
+    from potluck.report import RunRecord
     from potluck.run import Result
 
 OUT = Console()
@@ -72,9 +72,9 @@ def told(scores: Mapping[str, Any] | None, totals: Mapping[str, float]) -> str:
 
 
 def _share(value: float | None, metric: str) -> str:
-    from potluck.report import Measure
+    from potluck.report import MetricFormat
 
-    return "none" if value is None else Measure.named(metric).written(value).replace(" ", "")
+    return "none" if value is None else MetricFormat.of_metric(metric).format(value).replace(" ", "")
 
 
 def size(count: float) -> str:
@@ -124,27 +124,27 @@ def result(found: Result, as_json: bool) -> None:
     if as_json:
         print_json(found.plain())
         return
-    from potluck.report import promised, read, refused, run_table
+    from potluck.report import privacy_guarantee, read_record, refusal_summary, run_table
 
-    run = read(found.folder)
+    run = read_record(found.folder)
     show(run_table(run))
-    if why := refused(run):
+    if why := refusal_summary(run):
         say(f"refused: {why}")
-    if promise := promised(run):
-        say(f"privacy: {promise}")
+    if guarantee := privacy_guarantee(run):
+        say(f"privacy: {guarantee}")
     say(f"folder: {found.folder}")
     say(f"next:   potluck report {found.folder}")
 
 
-def results(found: Sequence[Run]) -> None:
+def results(found: Sequence[RunRecord]) -> None:
     """What several runs came to, beside each other."""
-    from potluck.report import compare_table, needs_table, refused
+    from potluck.report import compare_table, needs_table, refusal_summary
 
     show(compare_table(found))
     if needs := needs_table(found):
         show(needs)
     for run in found:
-        if why := refused(run):
+        if why := refusal_summary(run):
             say(f"refused in {run.label}, seed {run.seed}: {why}")
 
 

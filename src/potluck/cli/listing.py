@@ -75,9 +75,9 @@ def shown(what: str, found: list[dict[str, Any]]) -> list[dict[str, str]]:
 
 
 def _method(row: dict[str, Any]) -> dict[str, str]:
-    from potluck.report import in_words
+    from potluck.report import format_needs
 
-    return {**{key: _cell(value) for key, value in row.items()}, "facts": in_words(row["facts"])}
+    return {**{key: _cell(value) for key, value in row.items()}, "facts": format_needs(row["facts"])}
 
 
 def _cell(value: Any) -> str:

@@ -1,64 +1,68 @@
-"""One page that holds everything: no other file, no network, opens from disk."""
+"""The HTML report as one file: it needs no other file and no network."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
 
 from potluck.ledger import FolderError, write_atomically
-from potluck.report import compare, single
-from potluck.report.headline import state
-from potluck.report.markup import Markup, join, tag
-from potluck.report.picking import text
-from potluck.report.reading import read
-from potluck.report.records import Run
-from potluck.report.script import SCRIPT
-from potluck.report.style import CSS
-from potluck.report.summary import groups
+from potluck.report.compare_page import compare_body
+from potluck.report.html import Markup, join, tag
+from potluck.report.json_values import text
+from potluck.report.read import read_record
+from potluck.report.records import RunRecord
+from potluck.report.run_page import run_body, status_line
+from potluck.report.summary import group_by_method
 
-# The page may run its own script and style and reach nothing else, whatever a run's names hold.
-POLICY = (
+# The page may use its own script and style and load nothing else, whatever the names in a run folder hold.
+CONTENT_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 )
 
 
 def write_report(folders: Sequence[Path], to: Path, title: str | None = None) -> Path:
-    """Write the page about one run, or about several side by side, and say where it lies."""
-    runs = [read(folder) for folder in folders]
+    """Write the report about one run, or about several side by side; returns its path."""
+    runs = [read_record(folder) for folder in folders]
     if not runs:
         raise ValueError("a report needs at least one run folder")
-    _make_room(to)
+    _make_folder(to.parent)
     write_atomically(to, render(runs, to, title).encode(errors="replace"))
     return to
 
 
-def _make_room(to: Path) -> None:
+def _make_folder(folder: Path) -> None:
     try:
-        to.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as fault:
-        words = f"{to.parent}: cannot make the folder: {fault.strerror or fault}. Choose another path for the report."
-        raise FolderError(words) from fault
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        words = f"{folder}: cannot make the folder: {error.strerror or error}. Choose another path for the report."
+        raise FolderError(words) from error
 
 
-def render(runs: Sequence[Run], page: Path, title: str | None = None) -> str:
-    """The page's text; `page` is where it will lie, for links between reports."""
-    one = runs[0] if len(runs) == 1 else None
-    title = title or (one.name if one else _shared_title(runs))
-    body = single.body(one) if one else compare.body(runs, page)
-    intro = state(one) if one else _overview(runs)
+def render(runs: Sequence[RunRecord], page: Path, title: str | None = None) -> str:
+    """The HTML of the report. `page` is where it will be, for links to other reports."""
+    single = runs[0] if len(runs) == 1 else None
+    title = title or (single.name if single else _shared_title(runs))
+    body = run_body(single) if single else compare_body(runs, page)
+    intro = status_line(single) if single else _overview(runs)
     return "<!doctype html>\n" + tag(
         "html",
         tag(
             "head",
             tag("meta", charset="utf-8"),
             tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-            tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
+            tag("meta", http_equiv="Content-Security-Policy", content=CONTENT_POLICY),
             tag("title", f"{title} · Potluck"),
-            tag("style", Markup(CSS)),
+            tag("style", _asset("report.css")),
         ),
-        tag("body", _header(title, intro), tag("main", body), _footer(runs), tag("script", Markup(SCRIPT))),
+        tag("body", _header(title, intro), tag("main", body), _footer(runs), tag("script", _asset("report.js"))),
         lang="en",
     )
+
+
+def _asset(name: str) -> Markup:
+    """The text of a file in `assets`."""
+    return Markup("\n" + files("potluck.report").joinpath("assets", name).read_text(encoding="utf-8"))
 
 
 def _header(title: str, intro: Markup) -> Markup:
@@ -67,23 +71,23 @@ def _header(title: str, intro: Markup) -> Markup:
     return tag("header", brand, tag("h1", title), intro)
 
 
-def _shared_title(runs: Sequence[Run]) -> str:
+def _shared_title(runs: Sequence[RunRecord]) -> str:
     names = dict.fromkeys(run.name for run in runs)
     return next(iter(names)) if len(names) == 1 else f"Comparison of {len(runs)} runs"
 
 
-def _overview(runs: Sequence[Run]) -> Markup:
-    methods = len(groups(runs))
+def _overview(runs: Sequence[RunRecord]) -> Markup:
+    methods = len(group_by_method(runs))
     unfinished = sum(run.status != "done" for run in runs)
     words = f"{len(runs)} runs of {methods} {'methods' if methods != 1 else 'method'}"
     tail = f" · {unfinished} not finished" if unfinished else ""
     return tag("p", words + tail, class_="lede")
 
 
-def _footer(runs: Sequence[Run]) -> Markup:
+def _footer(runs: Sequence[RunRecord]) -> Markup:
     versions = sorted({text(run.manifest.get("potluck")) for run in runs} - {""})
-    made = f"Runs made with Potluck {', '.join(versions)}." if versions else None
+    made_with = f"Runs made with Potluck {', '.join(versions)}." if versions else None
     words = (
         "Measured numbers were counted or clocked; modelled ones are computed from the work and the device profiles."
     )
-    return tag("footer", join(made, " ", words))
+    return tag("footer", join(made_with, " ", words))

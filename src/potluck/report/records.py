@@ -1,79 +1,86 @@
-"""What a report knows of a run: plain records, free of files and of JSON."""
+"""Typed records of one run. `read.py` fills them from the run folder; all else in the report reads only these.
+
+None means that the run folder does not say.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from potluck.report.lessons import Lesson
+Points = list[tuple[float, float]]
+"""(x, y) in the order in which a line connects them."""
 
-Line = list[tuple[float, float]]
+SERVER = "server"
+"""The server as a client and as a tier of the ledger. Its work is not part of what devices pay."""
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
-    """How well one model did on one set of examples."""
+class ModelScore:
+    """The scores of one model on one set of examples."""
 
     value: float | None = None
-    """The score that the run is judged by; accuracies and F1 lie in [0, 1], correlations in [-1, 1]."""
+    """The run's metric. Accuracy and F1 lie in [0, 1], correlations in [-1, 1]."""
     loss: float | None = None
     count: int | None = None
+    """Number of examples."""
     per_class: tuple[float | None, ...] = ()
-    beside: Mapping[str, float] = field(default_factory=dict)
-    """Other scores by name; F1 by kind of entity among them."""
+    others: Mapping[str, float] = field(default_factory=dict)
+    """Other metrics by name, F1 of each entity type among them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """The score over clients, each on its own examples; `worst` is the mean of the worst tenth."""
+class ClientScores:
+    """The metric over clients, each on its own examples."""
 
     mean: float | None = None
     sd: float | None = None
     worst: float | None = None
+    """Mean of the worst tenth of the clients."""
     count: int | None = None
     values: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """The scores after `round` rounds; 0 is the untrained model."""
+class RoundScores:
+    """All scores after `round` rounds; round 0 is the untrained model."""
 
     round: int
-    validation: Score = Score()
-    test: Score = Score()
-    clients: Spread = Spread()
-    own: Score = Score()
-    """A tier's clients taken together, each on its own examples, where the run is judged by more than accuracy."""
-    local: Spread = Spread()
-    """The shared model on every client's own test examples, choosing among the client's own classes only."""
+    validation: ModelScore = ModelScore()
+    test: ModelScore = ModelScore()
+    clients: ClientScores = ClientScores()
+    own: ModelScore = ModelScore()
+    """All clients of a tier together, each on its own examples; recorded if the metric is not accuracy."""
+    local: ClientScores = ClientScores()
+    """The shared model on each client's own test examples, choosing among the client's own classes only."""
 
     @property
     def score(self) -> float | None:
-        """On the test set; where the models live on the clients, the mean over clients."""
+        """The metric on the test set; the mean over clients if no shared model was scored."""
         return self.clients.mean if self.test.value is None else self.test.value
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class LearningCurve:
     """Scores over the rounds, in order."""
 
-    points: tuple[Point, ...] = ()
+    points: tuple[RoundScores, ...] = ()
 
     @property
-    def final(self) -> Point | None:
-        """The last scored round."""
+    def final(self) -> RoundScores | None:
+        """The last round with a score."""
         return next((point for point in reversed(self.points) if point.score is not None), None)
 
     @property
-    def best(self) -> Point | None:
-        """The first round with the highest validation score; nothing where none was measured."""
-        judged = [(point.validation.value, point) for point in self.points if point.validation.value is not None]
-        return max(judged, key=lambda pair: pair[0])[1] if judged else None
+    def best(self) -> RoundScores | None:
+        """The first round with the highest validation score."""
+        scores = [(point.validation.value, point) for point in self.points if point.validation.value is not None]
+        return max(scores, key=lambda pair: pair[0])[1] if scores else None
 
     @property
-    def local(self) -> Point | None:
-        """The last round in which the shared model was scored on every client's own examples."""
+    def last_local(self) -> RoundScores | None:
+        """The last round with local scores: the shared model on each client's own examples."""
         known = (point for point in reversed(self.points) if point.local.mean is not None or point.local.values)
         return next(known, None)
 
@@ -82,20 +89,21 @@ class Curve:
         """Whether the score is a mean over clients, because no shared model was scored."""
         return self.final is not None and self.final.test.value is None
 
-    def line(self, pick: Callable[[Point], float | None]) -> Line:
-        """(round, value) wherever there is a value."""
+    def line(self, pick: Callable[[RoundScores], float | None]) -> Points:
+        """(round, value) of every round that has the value."""
         pairs = ((point.round, pick(point)) for point in self.points)
         return [(float(round_), value) for round_, value in pairs if value is not None]
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """One request to one device: how it ended and what it took."""
+class TaskRecord:
+    """One task sent to one device: its outcome and its cost."""
 
     round: int
     client: str
     tier: str
     outcome: str
+    """accepted | absent | quarantined"""
     reason: str = ""
     bytes_down: float | None = None
     bytes_up: float | None = None
@@ -106,49 +114,50 @@ class Task:
     joules: float | None = None
 
 
-def total(values: Iterable[float | None]) -> float | None:
-    """The sum of what is known; nothing when nothing is, for unknown is not free."""
+def sum_known(values: Iterable[float | None]) -> float | None:
+    """The sum of the known values; None if no value is known, because unknown is not zero."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
-    """What a set of tasks took together."""
+class TaskTotals:
+    """The cost of a set of tasks."""
 
     outcomes: Mapping[str, int] = field(default_factory=dict)
     visits: int = 0
-    """How often a client took part in a round, whatever the number of tasks it got there."""
+    """Number of (client, round) pairs; a client may get several tasks in one round."""
     bytes_down: float | None = None
     bytes_up: float | None = None
     measured_seconds: float | None = None
     flops: float | None = None
     memory: float | None = None
-    """The largest need of one task."""
+    """The largest of all tasks, not the sum."""
     modelled_seconds: float | None = None
     joules: float | None = None
 
     @classmethod
-    def of(cls, tasks: list[Task]) -> Totals:
+    def of(cls, tasks: Sequence[TaskRecord]) -> TaskTotals:
+        """The totals of these tasks."""
         outcomes: dict[str, int] = {}
         for task in tasks:
             outcomes[task.outcome] = outcomes.get(task.outcome, 0) + 1
         return cls(
             outcomes=outcomes,
             visits=len({(task.round, task.client) for task in tasks}),
-            bytes_down=total(task.bytes_down for task in tasks),
-            bytes_up=total(task.bytes_up for task in tasks),
-            measured_seconds=total(task.measured_seconds for task in tasks),
-            flops=total(task.flops for task in tasks),
+            bytes_down=sum_known(task.bytes_down for task in tasks),
+            bytes_up=sum_known(task.bytes_up for task in tasks),
+            measured_seconds=sum_known(task.measured_seconds for task in tasks),
+            flops=sum_known(task.flops for task in tasks),
             memory=max((task.memory for task in tasks if task.memory is not None), default=None),
-            modelled_seconds=total(task.modelled_seconds for task in tasks),
-            joules=total(task.joules for task in tasks),
+            modelled_seconds=sum_known(task.modelled_seconds for task in tasks),
+            joules=sum_known(task.joules for task in tasks),
         )
 
     @property
     def bytes(self) -> float | None:
-        """Both directions."""
-        return total((self.bytes_down, self.bytes_up))
+        """Both directions together."""
+        return sum_known((self.bytes_down, self.bytes_up))
 
     @property
     def accepted(self) -> int:
@@ -163,13 +172,13 @@ class Totals:
         return self.outcomes.get("quarantined", 0)
 
     def per_visit(self, amount: float | None) -> float | None:
-        """An amount of these totals, per client and round."""
+        """One of these totals, divided by the number of visits."""
         return None if amount is None or not self.visits else amount / self.visits
 
 
 @dataclass(frozen=True, slots=True)
-class Tier:
-    """A kind of device: what it carries, how well it does, what it spent."""
+class TierRecord:
+    """One tier of devices: its model, its scores and its cost."""
 
     name: str
     share: float | None = None
@@ -178,15 +187,15 @@ class Tier:
     parameters: int | None = None
     width: str = ""
     depth: str = ""
-    curve: Curve = Curve()
-    totals: Totals = Totals()
-    accepted: Totals = Totals()
-    """Only the tasks whose reply counted: what one visit costs is asked of these."""
+    curve: LearningCurve = LearningCurve()
+    totals: TaskTotals = TaskTotals()
+    accepted: TaskTotals = TaskTotals()
+    """Only tasks whose reply was accepted; the cost of one visit comes from these."""
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """One round that was done: what it took, and the mean training loss."""
+class RoundRecord:
+    """One finished round: its cost and its mean training loss."""
 
     number: int
     seconds: float | None = None
@@ -194,89 +203,112 @@ class Round:
     accepted: int | None = None
     loss: float | None = None
     device_seconds: float | None = None
-    """Modelled time of the slowest device: how long the round would last in the field."""
+    """Modelled time of the slowest device: how long the round would take on real devices."""
     bytes_down: float | None = None
     bytes_up: float | None = None
     joules: float | None = None
-    least: int | None = None
-    """How often the unit that was trained least had been trained by then."""
+    least_trained: int | None = None
+    """How often the least trained unit of the model had been trained by then."""
 
 
 @dataclass(frozen=True, slots=True)
-class Coverage:
-    """How often each unit of one axis group has been trained, over clients and rounds; None where it is unknown."""
+class GroupCoverage:
+    """How often each unit of one axis group was trained, over all clients and rounds."""
 
     name: str
     counts: tuple[float | None, ...]
 
     @property
     def known(self) -> list[float]:
+        """The counts that are known."""
         return [count for count in self.counts if count is not None]
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """One way in which tasks failed, and how often."""
+class TransferRecord:
+    """One knowledge transfer on the server, from a teacher network to a student network."""
+
+    round: int
+    name: str
+    """Teacher and student."""
+    fidelity: float | None = None
+    """Cosine similarity of the student's logits and the teacher's, scaled to [0, 1]."""
+    teacher_layers: tuple[str, ...] = ()
+    student_layers: tuple[str, ...] = ()
+    """The layers whose features were compared."""
+    loc: tuple[tuple[float | None, ...], ...] = ()
+    """Importance of each pair of layers: one row per teacher layer, one column per student layer."""
+
+    @property
+    def mean_loc(self) -> float | None:
+        """Mean importance over all pairs of layers."""
+        known = [value for row in self.loc for value in row if value is not None]
+        return sum(known) / len(known) if known else None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFailure:
+    """Tasks that failed for the same reason, and how often."""
 
     outcome: str
     tier: str
     reason: str
     times: int
-    first: int
-    last: int
+    first_round: int
+    last_round: int
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One run folder, read."""
+class RunRecord:
+    """Everything that the report knows about one run."""
 
     folder: Path
     name: str
     label: str
+    """The method with its settings, and the variant."""
     variant: str = ""
-    """What it varies besides the method, in a word or two; part of its label."""
+    """What the run varies besides the method, such as "share = 0.1"."""
     method: str = ""
     seed: int | None = None
     status: str = "unknown"
     metric: str = "accuracy"
-    """The name of the score that it is judged by."""
-    planned: int | None = None
-    """Rounds asked for."""
+    """Name of the metric in the run folder."""
+    planned_rounds: int | None = None
     classes: int | None = None
     clients: int | None = None
-    tiers: tuple[Tier, ...] = ()
-    curve: Curve = Curve()
-    """The shared model, or where there is none the mean over clients."""
-    rounds: tuple[Round, ...] = ()
-    lessons: tuple[Lesson, ...] = ()
-    """What networks taught each other on the server."""
-    coverage: tuple[Coverage, ...] = ()
-    """One per axis group, the largest first; empty where every client trains everything."""
-    totals: Totals = Totals()
-    faults: tuple[Fault, ...] = ()
+    tiers: tuple[TierRecord, ...] = ()
+    curve: LearningCurve = LearningCurve()
+    """Scores of the shared model; means over clients if there is none."""
+    rounds: tuple[RoundRecord, ...] = ()
+    transfers: tuple[TransferRecord, ...] = ()
+    coverage: tuple[GroupCoverage, ...] = ()
+    """One per axis group, the largest first; empty if every client trains the whole model."""
+    totals: TaskTotals = TaskTotals()
+    failures: tuple[TaskFailure, ...] = ()
     warnings: tuple[tuple[int | None, str], ...] = ()
+    """(round, text)"""
     settings: str = ""
     targets: tuple[float, ...] = ()
-    """The scores to which it asked rounds to be counted, as it named them; empty where it named none."""
+    """Scores to which rounds are counted, as the settings name them; empty if they name none."""
     manifest: Mapping[str, object] = field(default_factory=dict)
     features: Mapping[str, object] = field(default_factory=dict)
-    """What was seen of the tiers' networks at the end, as it was written."""
+    """CKA and PCA of the tiers' features, as written; `features.py` reads them."""
 
     @property
-    def done(self) -> int:
-        """Rounds done so far."""
+    def rounds_done(self) -> int:
+        """Number of rounds done so far."""
         scored = self.curve.points[-1].round if self.curve.points else 0
         return max(scored, self.rounds[-1].number if self.rounds else 0)
 
     @property
     def device_seconds(self) -> float | None:
-        """Modelled time in the field: the slowest device of every round, summed."""
-        return total(line.device_seconds for line in self.rounds)
+        """Modelled time on real devices: the slowest device of each round, summed."""
+        return sum_known(record.device_seconds for record in self.rounds)
 
     @property
     def seconds(self) -> float | None:
         """Measured time on the machine that ran this."""
-        return total(line.seconds for line in self.rounds)
+        return sum_known(record.seconds for record in self.rounds)
 
-    def tier(self, name: str) -> Tier | None:
+    def tier(self, name: str) -> TierRecord | None:
         return next((tier for tier in self.tiers if tier.name == name), None)

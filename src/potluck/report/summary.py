@@ -1,4 +1,4 @@
-"""What runs add up to: rounds to a target, cost so far, and methods side by side over their seeds."""
+"""Numbers over runs: cost so far, rounds to a target, the tiers' average, and one row per method over its seeds."""
 
 from __future__ import annotations
 
@@ -6,20 +6,43 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from potluck.report.average import average, telling
-from potluck.report.measure import measure
-from potluck.report.needs import facts
-from potluck.report.records import Curve, Run
+from potluck.report.json_values import Json, mapping, number
+from potluck.report.records import LearningCurve, ModelScore, RoundScores, RunRecord, TierRecord
+from potluck.report.units import CORRELATIONS, MetricFormat
 
 TARGETS = (0.5, 0.8, 0.9, 0.95)
-"""The scores to which rounds are counted where runs name none; the second is the one where there is room for one."""
+"""The targets of runs whose settings name none. Where there is space for one target only, it is the second."""
+
+MAX_SHARE = 1e9
+"""A larger share of a tier is a broken value."""
 
 Row = dict[str, object]
 
 
+def metric_format(*runs: RunRecord) -> MetricFormat:
+    """How to write the metric that the runs share. If their metrics differ it is called just "score"."""
+    names = {run.metric for run in runs}
+    return MetricFormat.of_metric(names.pop()) if len(names) == 1 else MetricFormat("score", not names & CORRELATIONS)
+
+
+def metric_name(*runs: RunRecord) -> str:
+    """The name of the metric that the runs share, as text."""
+    return metric_format(*runs).name
+
+
+def capitalize(words: str) -> str:
+    """The words with a capital first letter; the others stay as they are."""
+    return words[:1].upper() + words[1:]
+
+
+def overall_name(curve: LearningCurve) -> str:
+    """What to call the score of a whole run."""
+    return "all clients" if curve.on_clients else "global"
+
+
 @dataclass(frozen=True)
-class Spent:
-    """What a run had cost by the end of a round."""
+class CostSoFar:
+    """What a run has cost up to the end of a round."""
 
     bytes_down: float = 0.0
     bytes_up: float = 0.0
@@ -31,69 +54,117 @@ class Spent:
         return self.bytes_down + self.bytes_up
 
 
-def spent(run: Run) -> dict[int, Spent]:
-    """The cost so far after every round, from 0 on."""
-    so_far = Spent()
-    costs = {0: so_far}
-    for line in run.rounds:
-        so_far = Spent(
-            so_far.bytes_down + (line.bytes_down or 0.0),
-            so_far.bytes_up + (line.bytes_up or 0.0),
-            so_far.device_seconds + (line.device_seconds or 0.0),
-            so_far.joules + (line.joules or 0.0),
+def costs_so_far(run: RunRecord) -> dict[int, CostSoFar]:
+    """The cost up to each round, from round 0 on."""
+    cost = CostSoFar()
+    costs = {0: cost}
+    for record in run.rounds:
+        cost = CostSoFar(
+            cost.bytes_down + (record.bytes_down or 0.0),
+            cost.bytes_up + (record.bytes_up or 0.0),
+            cost.device_seconds + (record.device_seconds or 0.0),
+            cost.joules + (record.joules or 0.0),
         )
-        costs[line.number] = so_far
+        costs[record.number] = cost
     return costs
 
 
-def reached(curve: Curve, target: float) -> int | None:
-    """The first scored round whose score is at least the target."""
+def first_round_at(curve: LearningCurve, target: float) -> int | None:
+    """The first scored round with a score of at least the target."""
     return next((p.round for p in curve.points if p.score is not None and p.score >= target), None)
 
 
-def rounds_to(run: Run, target: float) -> int | None:
-    """The first scored round with this test score; the mean over clients where no shared model is scored."""
-    return reached(run.curve, target)
+def rounds_to(run: RunRecord, target: float) -> int | None:
+    """Rounds until the run's score reached the target."""
+    return first_round_at(run.curve, target)
 
 
-def rounds_to_average(run: Run, target: float) -> int | None:
-    """The first scored round in which the tiers' average is at least the target."""
-    return reached(average(run), target)
+def rounds_to_average(run: RunRecord, target: float) -> int | None:
+    """Rounds until the tiers' average reached the target."""
+    return first_round_at(tier_average(run), target)
 
 
-def targets(*runs: Run) -> tuple[float, ...]:
-    """The scores to which rounds are counted: those that runs name, in their order, or sorted where runs differ."""
+def targets(*runs: RunRecord) -> tuple[float, ...]:
+    """The scores to which rounds are counted: those that the settings name, sorted if the runs name different ones."""
     named = list(dict.fromkeys(run.targets for run in runs if run.targets))
     if len(named) > 1:
         return tuple(sorted({target for some in named for target in some}))
     return named[0] if named else TARGETS
 
 
-def main_target(*runs: Run) -> float:
-    """The one score to which rounds are counted where there is room for one: the first that is named."""
+def main_target(*runs: RunRecord) -> float:
+    """The one target to show where there is space for one: the first that the settings name."""
     return targets(*runs)[0] if any(run.targets for run in runs) else TARGETS[1]
 
 
-def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs of one method that differ in their seed. Where a label repeats a seed its runs differ in more than that,
-    so the run's name tells them apart, and failing that its folder."""
-    return _split(runs, (lambda run: run.label, lambda run: run.name, lambda run: str(run.folder)))
+def tier_average(run: RunRecord) -> LearningCurve:
+    """The mean of the tiers' test scores over the rounds, each tier weighted by its share of clients.
+
+    Papers on heterogeneous models judge by it. A round in which some tier has no test score has no average.
+    """
+    tiers = _device_tiers(run)
+    if not tiers:
+        return LearningCurve()
+    weights, scores = _tier_weights(tiers), [_test_scores(tier) for tier in tiers]
+    rounds = [point.round for point in tiers[0].curve.points if all(point.round in found for found in scores)]
+    means = (sum(w * found[index] for w, found in zip(weights, scores, strict=True)) for index in rounds)
+    return LearningCurve(
+        tuple(RoundScores(index, test=ModelScore(mean)) for index, mean in zip(rounds, means, strict=True))
+    )
 
 
-def _split(runs: Sequence[Run], names: Sequence[Callable[[Run], str]], known: str = "") -> dict[str, list[Run]]:
-    sorted_: dict[str, list[Run]] = {}
+def tiers_differ(runs: Sequence[RunRecord]) -> bool:
+    """Whether the final scores of some run's tiers differ. If not, the tiers' average repeats the global score."""
+    return any(_scores_differ(run) for run in runs)
+
+
+def _scores_differ(run: RunRecord) -> bool:
+    final = tier_average(run).final
+    return final is not None and len({_test_scores(tier)[final.round] for tier in _device_tiers(run)}) > 1
+
+
+def _device_tiers(run: RunRecord) -> list[TierRecord]:
+    """The tiers of devices, without the server."""
+    return [tier for tier in run.tiers if tier.curve.points or tier.share is not None or tier.clients is not None]
+
+
+def _test_scores(tier: TierRecord) -> dict[int, float]:
+    """The tier's scores on the test set, by round."""
+    return {point.round: point.test.value for point in tier.curve.points if point.test.value is not None}
+
+
+def _tier_weights(tiers: Sequence[TierRecord]) -> list[float]:
+    """The tiers' shares, with sum 1; equal if some share is unknown."""
+    shares = [tier.share for tier in tiers if tier.share is not None and 0 < tier.share <= MAX_SHARE]
+    shares = shares if len(shares) == len(tiers) else [1.0] * len(tiers)
+    return [share / sum(shares) for share in shares]
+
+
+def group_by_method(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
+    """Runs that differ only in their seed, by label.
+
+    If two runs with one label have the same seed, they differ in something else: then the run's name, or else its
+    folder, becomes part of the label.
+    """
+    return _group(runs, (lambda run: run.label, lambda run: run.name, lambda run: str(run.folder)))
+
+
+def _group(
+    runs: Sequence[RunRecord], names: Sequence[Callable[[RunRecord], str]], prefix: str = ""
+) -> dict[str, list[RunRecord]]:
+    by_name: dict[str, list[RunRecord]] = {}
     for run in runs:
         name = names[0](run)
-        sorted_.setdefault(f"{known} · {name}" if known else name, []).append(run)
-    found: dict[str, list[Run]] = {}
-    for label, members in sorted_.items():
-        apart = len({run.seed for run in members}) == len(members)
-        found |= {label: members} if apart or len(names) == 1 else _split(members, names[1:], label)
-    return found
+        by_name.setdefault(f"{prefix} · {name}" if prefix else name, []).append(run)
+    groups: dict[str, list[RunRecord]] = {}
+    for label, members in by_name.items():
+        seeds_differ = len({run.seed for run in members}) == len(members)
+        groups |= {label: members} if seeds_differ or len(names) == 1 else _group(members, names[1:], label)
+    return groups
 
 
 def mean_sd(values: Iterable[float | None]) -> Row:
-    """Mean and sample standard deviation of what is known; one value has no deviation."""
+    """Mean, sample standard deviation and count of the known values; a single value has no deviation."""
     known = [value for value in values if value is not None]
     return {
         "mean": statistics.fmean(known) if known else None,
@@ -102,64 +173,62 @@ def mean_sd(values: Iterable[float | None]) -> Row:
     }
 
 
-def _final(curve: Curve | None) -> float | None:
-    return curve.final.score if curve and curve.final else None
+def mean_of(summary: object) -> float | None:
+    """The mean in a result of `mean_sd`."""
+    return number(mapping(summary).get("mean"))
 
 
-def _chosen(curve: Curve) -> float | None:
-    """The test score where validation was best."""
-    return curve.best.score if curve.best else None
+def sd_of(summary: object) -> float | None:
+    """The standard deviation in a result of `mean_sd`."""
+    return number(mapping(summary).get("sd"))
 
 
-def metric(*runs: Run) -> str:
-    """What the score that runs are judged by is called; just that where they differ in it."""
-    return measure(*runs).words
-
-
-def capital(words: str) -> str:
-    """The words as they begin a sentence."""
-    return words[:1].upper() + words[1:]
-
-
-def tier_names(runs: Iterable[Run]) -> list[str]:
+def tier_names(runs: Iterable[RunRecord]) -> list[str]:
     """Every tier that was scored in any run, in the order of first mention."""
     return list(dict.fromkeys(tier.name for run in runs for tier in run.tiers if tier.curve.points))
 
 
-def compare_rows(runs: Sequence[Run]) -> list[Row]:
-    """One row per method, bounds last: mean and sd over its seeds. Plain values throughout: a row is JSON as it is.
+def method_facts(runs: Sequence[RunRecord]) -> Json:
+    """What the method of these runs declares about itself; empty if the runs differ in it."""
+    first, *others = (mapping(run.manifest.get("facts")) for run in runs)
+    return first if all(other == first for other in others) else {}
 
-    The tiers' average is in every row or in none: where no run has tiers that differ it would repeat the global score.
+
+def compare_rows(runs: Sequence[RunRecord]) -> list[Row]:
+    """One row per method with mean and standard deviation over its seeds, bounds last. A row is plain JSON.
+
+    The tiers' average is in all rows or in none: if no run has tiers that differ, it would repeat the global score.
     """
-    rows = [_row(label, members, targets(*runs), telling(runs)) for label, members in groups(runs).items()]
+    with_average = tiers_differ(runs)
+    rows = [_row(label, members, targets(*runs), with_average) for label, members in group_by_method(runs).items()]
     return sorted(rows, key=lambda row: bool(row["bound"]))
 
 
-def ranked(rows: Sequence[Row]) -> list[Row]:
-    """The rows that may be set against each other: no bounds, and where some have a shared model only those."""
-    able = [row for row in rows if not row["bound"]]
-    return [row for row in able if row["scored_on"] == "test"] or able
+def rankable_rows(rows: Sequence[Row]) -> list[Row]:
+    """The rows that can be compared: no bounds, and only methods with a shared model if there are any."""
+    methods = [row for row in rows if not row["bound"]]
+    return [row for row in methods if row["scored_on"] == "test"] or methods
 
 
-def _row(label: str, runs: list[Run], aims: Sequence[float], averaged: bool) -> Row:
-    declared = facts(runs)
+def _row(label: str, runs: list[RunRecord], aims: Sequence[float], with_average: bool) -> Row:
+    facts = method_facts(runs)
     return {
         "label": label,
         "variant": runs[0].variant,
-        "facts": dict(declared),
-        "bound": declared.get("bound") is True,
+        "facts": dict(facts),
+        "bound": facts.get("bound") is True,
         "runs": len(runs),
         "seeds": [run.seed for run in runs],
         "unfinished": sum(run.status != "done" for run in runs),
-        "rounds": mean_sd(float(run.done) for run in runs),
-        "metric": metric(*runs),
+        "rounds": mean_sd(float(run.rounds_done) for run in runs),
+        "metric": metric_name(*runs),
         "scored_on": "clients" if any(run.curve.on_clients for run in runs) else "test",
-        "global": mean_sd(_final(run.curve) for run in runs),
-        **({"average": mean_sd(_final(average(run)) for run in runs)} if averaged else {}),
-        "local": mean_sd(run.curve.local.local.mean if run.curve.local else None for run in runs),
-        "best": mean_sd(_chosen(run.curve) for run in runs),
+        "global": mean_sd(_final_score(run.curve) for run in runs),
+        **({"average": mean_sd(_final_score(tier_average(run)) for run in runs)} if with_average else {}),
+        "local": mean_sd(run.curve.last_local.local.mean if run.curve.last_local else None for run in runs),
+        "best": mean_sd(run.curve.best.score if run.curve.best else None for run in runs),
         "tiers": {
-            name: mean_sd(_final(t.curve if (t := run.tier(name)) else None) for run in runs)
+            name: mean_sd(_final_score(tier.curve if (tier := run.tier(name)) else None) for run in runs)
             for name in tier_names(runs)
         },
         "clients": mean_sd(run.curve.final.clients.mean if run.curve.final else None for run in runs),
@@ -172,3 +241,7 @@ def _row(label: str, runs: list[Run], aims: Sequence[float], averaged: bool) -> 
         "device_seconds": mean_sd(run.device_seconds for run in runs),
         "joules": mean_sd(run.totals.joules for run in runs),
     }
+
+
+def _final_score(curve: LearningCurve | None) -> float | None:
+    return curve.final.score if curve and curve.final else None

@@ -1,186 +1,220 @@
-"""Runs as tables for the terminal."""
+"""Tables for the terminal: one run, a comparison, and what methods need."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
-from potluck.report.measure import Measure, measure
-from potluck.report.needs import KEY, NEEDS, needed
-from potluck.report.picking import mapping, number, text
-from potluck.report.records import Curve, Run, Totals
-from potluck.report.summary import Row, compare_rows, main_target, metric, tier_names
-from potluck.report.units import GAP, count, duration, energy, short, size, work
+from potluck.report.json_values import mapping, number, text
+from potluck.report.records import LearningCurve, RunRecord, TaskTotals
+from potluck.report.sentences import NEEDS, NEEDS_CAPTION, needs_cells
+from potluck.report.summary import (
+    Row,
+    compare_rows,
+    main_target,
+    mean_of,
+    metric_format,
+    metric_name,
+    overall_name,
+    sd_of,
+    tier_names,
+)
+from potluck.report.units import (
+    GAP,
+    MetricFormat,
+    format_bytes,
+    format_count,
+    format_flops,
+    format_joules,
+    format_seconds,
+    format_short,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
-    from rich.text import Text
 
-NAME, NUMBER = 12, 5
-"""The least width of the first column and of the others."""
+NAME_WIDTH, NUMBER_WIDTH = 12, 5
+"""The smallest width of the first column and of the others, in characters."""
 
 
-def run_table(run: Run) -> Table:
-    """One run: a row per tier and one for all."""
-    table = _table(
-        f"{run.label}: {run.status}, {run.done} rounds",
-        ["tier", metric(run).split()[0], "clients", "parameters", "down", "up", "time*", "energy*"],
+def run_table(run: RunRecord) -> Table:
+    """One run: a row per tier and one for the whole run."""
+    metric = metric_format(run)
+    table = _make_table(
+        f"{run.label}: {run.status}, {run.rounds_done} rounds",
+        ["tier", metric_name(run).split()[0], "clients", "parameters", "down", "up", "time*", "energy*"],
     )
     for tier in run.tiers:
-        sums = _sums(tier.totals, tier.totals.modelled_seconds)
-        table.add_row(
-            *_plain([tier.name, _score(tier.curve, measure(run)), count(tier.clients), count(tier.parameters), *sums])
-        )
+        sizes = [format_count(tier.clients), format_count(tier.parameters)]
+        costs = _run_costs(tier.totals, tier.totals.modelled_seconds)
+        _add_row(table, [tier.name, _final_cell(tier.curve, metric), *sizes, *costs])
     table.add_section()
-    sums = _sums(run.totals, run.device_seconds)
-    table.add_row(
-        *_plain(
-            [
-                "all clients" if run.curve.on_clients else "global",
-                _score(run.curve, measure(run)),
-                count(run.clients),
-                "",
-                *sums,
-            ]
-        )
-    )
+    costs = _run_costs(run.totals, run.device_seconds)
+    _add_row(table, [overall_name(run.curve), _final_cell(run.curve, metric), format_count(run.clients), "", *costs])
     table.caption = "* modelled; a tier's time is summed over its devices, the last row's over each round's slowest"
     return table
 
 
-def compare_table(runs: Sequence[Run], width: int | None = None) -> Table:
-    """Several runs: a row per method, mean ± sd over its seeds; bounds apart, after a line.
+def _final_cell(curve: LearningCurve, metric: MetricFormat) -> str:
+    return metric.format(curve.final.score if curve.final else None) + (" †" if curve.on_clients else "")
 
-    As many columns as `width` characters hold (by default those of the terminal). What methods need is left out first,
-    then computing and, unless a recipe names its target, rounds to one; where the tiers do not fit either, they are
-    shown without their spread, then as one range from the lowest to the highest, and at last without their average.
+
+def _run_costs(totals: TaskTotals, seconds: float | None) -> list[str]:
+    sizes = [format_bytes(totals.bytes_down), format_bytes(totals.bytes_up)]
+    return [*sizes, format_seconds(seconds), format_joules(totals.joules)]
+
+
+def compare_table(runs: Sequence[RunRecord], width: int | None = None) -> Table:
+    """Several runs: a row per method with mean ± sd over its seeds, bounds at the end.
+
+    The table shows as many columns as fit into `width` characters (by default the terminal's width). It leaves out
+    first what methods need, then compute and the rounds to a target, unless the settings name that target. If that
+    is not enough, the tiers lose their sd, then become one range from lowest to highest; the average goes last.
     """
-    judge, rows = measure(*runs), compare_rows(runs)
-    lines = _fitting(runs, rows, width or get_terminal_size().columns)
-    most = max((int(number(row["runs"]) or 0) for row in rows), default=0)
-    spread = f", mean ± sd over {most} seeds" if most > 1 else ""
-    table = _table(f"Final test {judge.words}{judge.unit}{spread}, and cost", lines[0])
-    for number_, (row, line) in enumerate(zip(rows, lines[1:], strict=True)):
-        if number_ and _kind(row) != _kind(rows[number_ - 1]):
+    metric, rows = metric_format(*runs), compare_rows(runs)
+    head, *lines = _fit_columns(runs, rows, width or get_terminal_size().columns)
+    seeds = _most_seeds(rows)
+    spread = f", mean ± sd over {seeds} seeds" if seeds > 1 else ""
+    table = _make_table(f"Final test {metric.name}{metric.unit}{spread}, and cost", head)
+    previous = rows[0] if rows else {}
+    for row, line in zip(rows, lines, strict=True):
+        if _block(row) != _block(previous):
             table.add_section()
-        table.add_row(*_plain(line))
-    table.caption = "\n".join(_captions(rows, lines[0]))
+        _add_row(table, line)
+        previous = row
+    table.caption = "\n".join(_captions(rows, head))
     return table
 
 
-def needs_table(runs: Sequence[Run], width: int | None = None) -> Table | None:
-    """What methods need and allow; nothing where none says so, or where the comparison's own table has it already."""
-    rows = compare_rows(runs)
-    told = [row for row in rows if mapping(row["facts"])]
-    if not told or NEEDS[0] in _fitting(runs, rows, width or get_terminal_size().columns)[0]:
-        return None
-    table = _table("What methods need and allow", ["method", *NEEDS])
-    for row in told:
-        table.add_row(*_plain([text(row["label"]), *needed(row["facts"])]))
-    table.caption = KEY
-    return table
-
-
-def _fitting(runs: Sequence[Run], rows: list[Row], room: int) -> list[list[str]]:
-    """The head and the lines of the widest way to show a comparison in so many characters, or else the narrowest."""
-    most = max((int(number(row["runs"]) or 0) for row in rows), default=0)
-    judge, target = measure(*runs), main_target(*runs)
-    asked = any(run.targets for run in runs)
-    ways = _ways(tier_names(runs), rows, judge)
-    lines: list[list[str]] = []
-    for (keys, heads, shares), more, needs in product(ways, (True, False), (True, False)):
-        if needs and not (more and any(mapping(row["facts"]) for row in rows)):
-            continue
-        head = ["method", *keys, *heads, *[_target(judge, target)] * (more or asked), *_cost_names(more)]
-        lines = [[*head, *NEEDS * needs]]
-        for row, share in zip(rows, shares, strict=True):
-            scores = [_share(row[key], judge) for key in keys]
-            until = [_rounds(row, target)] * (more or asked)
-            told = needed(row["facts"]) if needs else []
-            lines.append([_method(row, most), *scores, *share, *until, *_costs(row, more), *told])
-        if _needs(lines) <= room:
-            break
-    return lines
-
-
-def _kind(row: Row) -> object:
-    """Rows of one kind stand together: those of a variant, and the bounds."""
+def _block(row: Row) -> object:
+    """Rows with the same value stand together: those of one variant, and the bounds."""
     return row["bound"] or row["variant"]
 
 
 def _captions(rows: list[Row], head: list[str]) -> Iterator[str]:
-    if folded := next((name for name in head if name.endswith(" tiers")), None):
-        yield f"{folded}: from the lowest to the highest"
-    if _average(rows) and "average" in head:
+    if tiers := next((name for name in head if name.endswith(" tiers")), None):
+        yield f"{tiers}: from the lowest to the highest"
+    if _average_key(rows) and "average" in head:
         yield "average: of the tiers' scores on the test set, by share of clients"
     bound = "   ‡ a bound, not ranked" if any(row["bound"] for row in rows) else ""
     yield f"* modelled; time of each round's slowest device, summed   † mean over clients{bound}"
     if NEEDS[0] in head:
-        yield KEY
+        yield NEEDS_CAPTION
 
 
-def _method(row: Row, most: int) -> str:
-    mark = " †" * (row["scored_on"] == "clients") + " ‡" * bool(row["bound"])
-    return (
-        text(row["label"]) + mark + (f" ({count(number(row['runs']))} of them)" if number(row["runs"]) != most else "")
-    )
+def needs_table(runs: Sequence[RunRecord], width: int | None = None) -> Table | None:
+    """What methods need and allow; None if no method declares it or if `compare_table` shows it already."""
+    rows = compare_rows(runs)
+    known = [row for row in rows if mapping(row["facts"])]
+    if not known or NEEDS[0] in _fit_columns(runs, rows, width or get_terminal_size().columns)[0]:
+        return None
+    table = _make_table("What methods need and allow", ["method", *NEEDS])
+    for row in known:
+        _add_row(table, [text(row["label"]), *needs_cells(row["facts"])])
+    table.caption = NEEDS_CAPTION
+    return table
 
 
-def _average(rows: list[Row]) -> list[str]:
-    """The column of the tiers' average, where rows have one."""
+@dataclass(frozen=True)
+class ScoreColumns:
+    """One way to show the scores of a comparison."""
+
+    keys: list[str]
+    """Scores of the whole run, as `compare_rows` names them."""
+    tier_heads: list[str]
+    tier_cells: list[list[str]]
+    """One list per row."""
+
+
+def _fit_columns(runs: Sequence[RunRecord], rows: list[Row], width: int) -> list[list[str]]:
+    """The head and the lines of the widest comparison that fits into `width` characters, or else the narrowest."""
+    metric, target, seeds = metric_format(*runs), main_target(*runs), _most_seeds(rows)
+    target_is_named = any(run.targets for run in runs)
+    facts_known = any(mapping(row["facts"]) for row in rows)
+    lines: list[list[str]] = []
+    for columns, more, with_needs in product(
+        _score_columns(tier_names(runs), rows, metric), (True, False), (True, False)
+    ):
+        if with_needs and not (more and facts_known):
+            continue
+        with_target = more or target_is_named
+        heads = [*columns.keys, *columns.tier_heads, *[_target_head(metric, target)] * with_target]
+        costs = ["bytes", *["compute*"] * more, "time*", "energy*"]
+        lines = [["method", *heads, *costs, *NEEDS * with_needs]]
+        for row, tier_cells in zip(rows, columns.tier_cells, strict=True):
+            scores = [_score_cell(row[key], metric) for key in columns.keys]
+            rounds = [_rounds_cell(row, target)] * with_target
+            needs = needs_cells(row["facts"]) if with_needs else []
+            lines.append([_method_cell(row, seeds), *scores, *tier_cells, *rounds, *_cost_cells(row, more), *needs])
+        if _table_width(lines) <= width:
+            break
+    return lines
+
+
+def _score_columns(tiers: list[str], rows: list[Row], metric: MetricFormat) -> Iterator[ScoreColumns]:
+    """All ways to show the scores, from the widest to the narrowest."""
+    local = ["local"] * any(mean_of(row["local"]) is not None for row in rows)
+    keys, fewer_keys = ["global", *_average_key(rows), *local], ["global", *local]
+    found = [[mapping(row["tiers"]).get(name) for name in tiers] for row in rows]
+    yield ScoreColumns(keys, tiers, [[_score_cell(one, metric) for one in line] for line in found])
+    yield ScoreColumns(keys, tiers, [[metric.format_cell(mean_of(one)) for one in line] for line in found])
+    if len(tiers) > 1:
+        head, ranges = [f"{len(tiers)} tiers"], [[_range_cell(map(mean_of, line), metric)] for line in found]
+        yield ScoreColumns(keys, head, ranges)
+        yield ScoreColumns(fewer_keys, head, ranges)
+
+
+def _average_key(rows: list[Row]) -> list[str]:
+    """The column of the tiers' average, if the rows have one."""
     return ["average"] * any("average" in row for row in rows)
 
 
-def _local(rows: list[Row]) -> list[str]:
-    """The column of local scores, where any run has one."""
-    return ["local"] * any(_mean(row["local"]) is not None for row in rows)
+def _most_seeds(rows: list[Row]) -> int:
+    return max((int(number(row["runs"]) or 0) for row in rows), default=0)
 
 
-def _target(judge: Measure, target: float) -> str:
-    return f"to {judge.target(target).replace(' ', '')}"
+def _method_cell(row: Row, most_seeds: int) -> str:
+    signs = " †" * (row["scored_on"] == "clients") + " ‡" * bool(row["bound"])
+    fewer = f" ({format_count(number(row['runs']))} of them)" if number(row["runs"]) != most_seeds else ""
+    return text(row["label"]) + signs + fewer
 
 
-def _rounds(row: Row, target: float) -> str:
-    """Rounds until the target, of the runs that reached it."""
-    return short(_mean(mapping(row["rounds_to"]).get(str(target))))
+def _score_cell(summary: object, metric: MetricFormat) -> str:
+    return metric.format_cell(mean_of(summary), sd_of(summary)).replace(" ± ", "±")
 
 
-def _cost_names(more: bool) -> list[str]:
-    return ["bytes", *["compute*"] * more, "time*", "energy*"]
-
-
-def _costs(row: Row, more: bool) -> list[str]:
-    computing = [work(_mean(row["flops"]))] * more
-    return [size(_mean(row["bytes"])), *computing, duration(_mean(row["device_seconds"])), energy(_mean(row["joules"]))]
-
-
-def _ways(tiers: list[str], rows: list[Row], judge: Measure) -> Iterator[tuple[list[str], list[str], list[list[str]]]]:
-    """The scores of the whole run, and the tiers' columns, from the widest way to show them to the narrowest."""
-    found = [[mapping(row["tiers"]).get(name) for name in tiers] for row in rows]
-    keys, fewer = ["global", *_average(rows), *_local(rows)], ["global", *_local(rows)]
-    yield keys, tiers, [[_share(one, judge) for one in line] for line in found]
-    yield keys, tiers, [[_share({"mean": _mean(one)}, judge) for one in line] for line in found]
-    if len(tiers) > 1:
-        folded = [f"{len(tiers)} tiers"], [[_range([_mean(one) for one in line], judge)] for line in found]
-        yield keys, *folded
-        yield fewer, *folded
-
-
-def _range(means: list[float | None], judge: Measure) -> str:
+def _range_cell(means: Iterator[float | None], metric: MetricFormat) -> str:
     known = [mean for mean in means if mean is not None]
-    return f"{judge.bare(min(known))} to {judge.bare(max(known))}" if known else GAP
+    return f"{metric.format_cell(min(known))} to {metric.format_cell(max(known))}" if known else GAP
 
 
-def _needs(lines: list[list[str]]) -> int:
-    """Characters that a table takes in which no number is cut and no word of a method's name is broken."""
-    first, *others = zip(*lines, strict=True)
-    word = max(len(part) for cell in first for part in cell.split(" "))
-    return max(NAME, min(word, 2 * NAME)) + sum(1 + max(NUMBER, *map(len, column)) for column in others)
+def _target_head(metric: MetricFormat, target: float) -> str:
+    return f"to {metric.format_target(target).replace(' ', '')}"
 
 
-def _table(title: str, names: list[str]) -> Table:
+def _rounds_cell(row: Row, target: float) -> str:
+    """Mean rounds to the target, over the runs that reached it."""
+    return format_short(mean_of(mapping(row["rounds_to"]).get(str(target))))
+
+
+def _cost_cells(row: Row, with_compute: bool) -> list[str]:
+    compute = [format_flops(mean_of(row["flops"]))] * with_compute
+    modelled = [format_seconds(mean_of(row["device_seconds"])), format_joules(mean_of(row["joules"]))]
+    return [format_bytes(mean_of(row["bytes"])), *compute, *modelled]
+
+
+def _table_width(lines: list[list[str]]) -> int:
+    """Characters that the table needs so that no number is cut and no word of a method's name is broken."""
+    names, *columns = zip(*lines, strict=True)
+    word = max(len(part) for cell in names for part in cell.split(" "))
+    name_width = max(NAME_WIDTH, min(word, 2 * NAME_WIDTH))
+    return name_width + sum(1 + max(NUMBER_WIDTH, *map(len, column)) for column in columns)
+
+
+def _make_table(title: str, heads: list[str]) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -189,36 +223,20 @@ def _table(title: str, names: list[str]) -> Table:
         title=Text(title), title_justify="left", caption_justify="left", box=SIMPLE_HEAD, padding=0, pad_edge=False
     )
     table.show_edge = False
-    for index, name in enumerate(names):
-        # The first column may fold onto a second line; numbers never do.
+    for index, head in enumerate(heads):
+        # Names in the first column may wrap onto a second line; numbers never do.
         table.add_column(
-            Text(name),
+            Text(head),
             justify="right" if index else "left",
             overflow="fold",
             no_wrap=bool(index),
-            min_width=NUMBER if index else NAME,
+            min_width=NUMBER_WIDTH if index else NAME_WIDTH,
         )
     return table
 
 
-def _plain(cells: list[str]) -> list[Text]:
-    """Cells that are shown as they are: a name in brackets is no colour."""
+def _add_row(table: Table, cells: list[str]) -> None:
+    """Add a row of plain text: rich must not read a name in brackets as a colour."""
     from rich.text import Text
 
-    return [Text(cell) for cell in cells]
-
-
-def _score(curve: Curve, judge: Measure) -> str:
-    return judge.written(curve.final.score if curve.final else None) + (" †" if curve.on_clients else "")
-
-
-def _sums(totals: Totals, seconds: float | None) -> list[str]:
-    return [size(totals.bytes_down), size(totals.bytes_up), duration(seconds), energy(totals.joules)]
-
-
-def _mean(summary: object) -> float | None:
-    return number(mapping(summary).get("mean"))
-
-
-def _share(summary: object, judge: Measure) -> str:
-    return judge.bare(_mean(summary), number(mapping(summary).get("sd"))).replace(" ± ", "±")
+    table.add_row(*map(Text, cells))

@@ -1,23 +1,27 @@
-"""Numbers as people read them."""
+"""Numbers as text: bytes, seconds, joules, counts, percent, and the values of a metric."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 GAP = "—"
-"""Stands where nothing is known."""
-
-_SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
-_TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"))
-_ENERGIES = ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"))
-_COUNTS = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+"""Shown where a value is unknown."""
 
 Units = tuple[tuple[float, str], ...]
+"""(factor, name) of each unit, the largest first."""
+
+_BYTES: Units = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
+_SECONDS: Units = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"))
+_JOULES: Units = ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"))
+_FLOPS: Units = (
+    (1e18, "EFLOP"), (1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP"), (1.0, "FLOP"),
+)  # fmt: skip
 
 
-def short(value: float | None) -> str:
-    """Three significant digits, without a power of ten where it can be avoided."""
+def format_short(value: float | None) -> str:
+    """A number with three significant digits, without a power of ten where possible."""
     if value is None:
         return GAP
     if value == 0:
@@ -27,79 +31,134 @@ def short(value: float | None) -> str:
     return f"{value:.3g}"
 
 
-def percent(value: float | None, digits: int = 1) -> str:
+def format_plain(value: float | None, digits: int) -> str:
+    """A number with a fixed number of decimals."""
+    return GAP if value is None else f"{value:.{digits}f}"
+
+
+def format_percent(value: float | None, digits: int = 1) -> str:
     """A share in [0, 1] as percent."""
     return GAP if value is None else f"{100 * value:.{digits}f} %"
 
 
-def plus_minus(mean: float | None, sd: float | None) -> str:
-    """A share in [0, 1] with its spread, both in percent."""
+def format_mean_sd(mean: float | None, sd: float | None) -> str:
+    """A mean and its standard deviation, both shares in [0, 1], as percent."""
     if mean is None or sd is None:
-        return percent(mean)
+        return format_percent(mean)
     return f"{100 * mean:.1f} ± {100 * sd:.1f} %"
 
 
-def count(value: float | None) -> str:
-    """A whole number with its thousands set apart."""
+def format_count(value: float | None) -> str:
+    """A whole number with commas between the thousands."""
     return GAP if value is None else f"{value:,.0f}"
 
 
-def reached(found: Sequence[float | None]) -> str:
-    """When runs got somewhere, on average; how many of them did where not all did."""
-    known = [value for value in found if value is not None]
+def format_mean_round(rounds: Sequence[float | None]) -> str:
+    """The mean of the rounds in which runs reached a target; adds how many runs did, if not all."""
+    known = [value for value in rounds if value is not None]
     if not known:
         return GAP
-    some = f" ({len(known)} of {len(found)} runs)" if len(known) < len(found) else ""
-    return f"{short(sum(known) / len(known))}{some}"
+    some = f" ({len(known)} of {len(rounds)} runs)" if len(known) < len(rounds) else ""
+    return f"{format_short(sum(known) / len(known))}{some}"
 
 
-def size(value: float | None) -> str:
+def format_bytes(value: float | None) -> str:
     """Bytes, in powers of a thousand."""
-    return _scaled(value, _SIZES)
+    return _format(value, _BYTES)
 
 
-def energy(value: float | None) -> str:
-    """Joules."""
-    return _scaled(value, _ENERGIES)
+def format_joules(value: float | None) -> str:
+    """Energy."""
+    return _format(value, _JOULES)
 
 
-def work(value: float | None) -> str:
+def format_flops(value: float | None) -> str:
     """Floating-point operations."""
-    return _scaled(value, tuple((factor, f"{unit}FLOP") for factor, unit in _COUNTS))
+    return _format(value, _FLOPS)
 
 
-def duration(value: float | None) -> str:
-    """Seconds; from two minutes on in two units."""
+def format_seconds(value: float | None) -> str:
+    """A duration; from two minutes on in two units."""
     if value is None or value < 120:
-        return _scaled(value, _TIMES[3:])
-    for (factor, unit), (smaller, rest) in pairwise(_TIMES):
+        return _format(value, _SECONDS[3:])
+    for (factor, unit), (smaller_factor, smaller_unit) in pairwise(_SECONDS):
         if value >= factor:
-            whole, left = divmod(round(value / smaller), round(factor / smaller))
-            return f"{whole} {unit} {left} {rest}" if left else f"{whole} {unit}"
-    return _scaled(value, _TIMES)
+            whole, rest = divmod(round(value / smaller_factor), round(factor / smaller_factor))
+            return f"{whole} {unit} {rest} {smaller_unit}" if rest else f"{whole} {unit}"
+    return _format(value, _SECONDS)
 
 
-def size_unit(most: float) -> tuple[float, str]:
-    """What to divide by, and its name, for an axis of bytes that ends at `most`."""
-    return _unit(most, _SIZES)
+def _format(value: float | None, units: Units) -> str:
+    if value is None:
+        return GAP
+    if value == 0:
+        return f"0 {next(name for factor, name in units if factor == 1.0)}"
+    factor, unit = next((pair for pair in units if abs(value) >= pair[0]), units[-1])
+    return f"{format_short(value / factor)} {unit}"
+
+
+def byte_unit(most: float) -> tuple[float, str]:
+    """The factor and name of the unit for an axis of bytes that ends at `most`."""
+    return _axis_unit(most, _BYTES)
 
 
 def time_unit(most: float) -> tuple[float, str]:
-    """What to divide by, and its name, for an axis of seconds that ends at `most`."""
-    return _unit(most, _TIMES[:4])
+    """The factor and name of the unit for an axis of seconds that ends at `most`."""
+    return _axis_unit(most, _SECONDS[:4])
 
 
 def energy_unit(most: float) -> tuple[float, str]:
-    """What to divide by, and its name, for an axis of joules that ends at `most`."""
-    return _unit(most, _ENERGIES)
+    """The factor and name of the unit for an axis of joules that ends at `most`."""
+    return _axis_unit(most, _JOULES)
 
 
-def _unit(most: float, units: Units) -> tuple[float, str]:
+def _axis_unit(most: float, units: Units) -> tuple[float, str]:
     return next((pair for pair in units if most >= 2 * pair[0]), units[-1])
 
 
-def _scaled(value: float | None, units: Units) -> str:
-    if value is None:
-        return GAP
-    factor, unit = next((pair for pair in units if abs(value) >= pair[0]), units[-1])
-    return f"{short(value / factor)} {unit}".strip() if value else f"0 {next(u for f, u in units if f == 1.0)}".strip()
+METRIC_NAMES = {"f1": "F1", "matthews": "Matthews correlation", "pearson": "Pearson correlation"}
+"""The text for metrics whose name in the run folder is not the text to show."""
+CORRELATIONS = {"matthews", "pearson"}
+"""Metrics in [-1, 1], which are not shown in percent."""
+
+
+@dataclass(frozen=True)
+class MetricFormat:
+    """How the values of one metric are written: its name, and percent or plain numbers."""
+
+    name: str = "accuracy"
+    percent: bool = True
+
+    @classmethod
+    def of_metric(cls, metric: str) -> MetricFormat:
+        """The format of the metric that a run folder calls by this name."""
+        return cls(METRIC_NAMES.get(metric, metric), metric not in CORRELATIONS)
+
+    @property
+    def unit(self) -> str:
+        """The unit as a heading writes it, so that no cell has to repeat it."""
+        return " in %" if self.percent else ""
+
+    def format(self, value: float | None, digits: int = 1) -> str:
+        """One value with its unit."""
+        return format_percent(value, digits) if self.percent else format_plain(value, digits + 2)
+
+    def format_target(self, value: float) -> str:
+        """A target score with its unit and all its digits."""
+        if self.percent:
+            return f"{100 * value:.6g} %"
+        return max(f"{value:.2f}", f"{value:.6g}", key=len)
+
+    def format_mean_sd(self, mean: float | None, sd: float | None) -> str:
+        """A mean and its standard deviation with their unit."""
+        if self.percent:
+            return format_mean_sd(mean, sd)
+        return format_plain(mean, 3) if mean is None or sd is None else f"{mean:.3f} ± {sd:.3f}"
+
+    def format_cell(self, mean: float | None, sd: float | None = None) -> str:
+        """The same without the unit, for a table whose heading names it."""
+        return self.format_mean_sd(mean, sd).removesuffix(" %")
+
+    def format_difference(self, value: float) -> str:
+        """The difference of two values."""
+        return f"{100 * value:.1f} points" if self.percent else format_plain(value, 3)

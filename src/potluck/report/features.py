@@ -1,0 +1,137 @@
+"""Features of the tiers' networks at the end of a run: CKA between tiers, and PCA planes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from potluck.report.html import Markup, Series, charts, figure, heat_table, legend, note, palette, section, tag
+from potluck.report.json_values import Json, integer, mapping, number, sequence, text
+from potluck.report.marks import DotsMark
+from potluck.report.svg import PlotAxis, plot
+from potluck.report.units import format_percent
+
+MAX_COLOURS = 20
+"""With more classes than this, all points get the same colour."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureStage:
+    """Linear CKA between tiers at one stage of their networks: 1 is the same, 0 is nothing in common."""
+
+    name: str
+    tiers: tuple[str, ...]
+    cka: tuple[tuple[float | None, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FeaturePlane:
+    """A tier's features of each row, projected onto their first two principal components."""
+
+    tier: str
+    stage: str
+    shares: tuple[float | None, ...]
+    """Share of the variance that each component explains."""
+    points: tuple[tuple[float, float, int | None], ...]
+    """(first component, second component, class of the row)"""
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureRecord:
+    """What the run folder says about the features of the tiers' networks."""
+
+    round: int | None = None
+    rows: int | None = None
+    stages: tuple[FeatureStage, ...] = ()
+    planes: tuple[FeaturePlane, ...] = ()
+
+
+def parse_features(found: Json) -> FeatureRecord:
+    """The features out of the JSON of a run folder; a missing or broken value leaves a gap."""
+    labels = [integer(label) for label in sequence(found.get("labels"))]
+    stages = tuple(_parse_stage(mapping(each)) for each in sequence(found.get("stages")))
+    planes = tuple(_parse_plane(mapping(each), labels) for each in sequence(found.get("planes")))
+    return FeatureRecord(
+        integer(found.get("round")),
+        integer(found.get("rows")),
+        tuple(stage for stage in stages if len(stage.tiers) > 1 and stage.cka),
+        tuple(plane for plane in planes if plane.points),
+    )
+
+
+def _parse_stage(found: Json) -> FeatureStage:
+    tiers = tuple(text(tier) for tier in sequence(found.get("tiers")))
+    cka = tuple(tuple(number(value) for value in sequence(row)) for row in sequence(found.get("cka")))
+    is_square = len(cka) == len(tiers) and all(len(row) == len(tiers) for row in cka)
+    return FeatureStage(text(found.get("name")), tiers, cka if is_square else ())
+
+
+def _parse_plane(found: Json, labels: Sequence[int | None]) -> FeaturePlane:
+    points = []
+    for row, pair in enumerate(sequence(found.get("points"))):
+        values = [number(value) for value in sequence(pair)]
+        if len(values) == 2 and values[0] is not None and values[1] is not None:
+            points.append((values[0], values[1], labels[row] if row < len(labels) else None))
+    shares = tuple(number(share) for share in sequence(found.get("shares")))
+    return FeaturePlane(text(found.get("tier")), text(found.get("stage")), shares, tuple(points))
+
+
+def features_section(features: FeatureRecord) -> Markup | None:
+    """Heat maps of CKA and scatter plots of the PCA planes; None if the run did not record features."""
+    if not features.stages and not features.planes:
+        return None
+    after = "" if features.round is None else f" after round {features.round}"
+    rows = "test rows" if features.rows is None else f"{features.rows} test rows"
+    words = (
+        f"The server's network of each tier{after}, looking at the same {rows}; features are averaged over positions."
+    )
+    return section("What the networks see", note(words), _cka_maps(features.stages), _scatter_plots(features.planes))
+
+
+def _cka_maps(stages: Sequence[FeatureStage]) -> Markup | None:
+    if not stages:
+        return None
+    words = "Linear CKA between tiers, per stage: 1 is equal up to rotation and scale."
+    words += " Stages that tiers share are the same."
+    figures = (figure(stage.name, heat_table(stage.tiers, stage.tiers, stage.cka, 1.0)) for stage in stages)
+    return tag("div", tag("h3", "Similarity (CKA)"), note(words), charts(*figures, small=True))
+
+
+def _scatter_plots(planes: Sequence[FeaturePlane]) -> Markup | None:
+    if not planes:
+        return None
+    classes = sorted({label for plane in planes for _, _, label in plane.points if label is not None})
+    series = _class_series(classes)
+    words = (
+        "Each dot is a row, at the first two principal components of the last stage's features; colours are classes."
+    )
+    figures = (figure(f"{plane.tier}: {plane.stage}", _scatter_plot(plane, series)) for plane in planes)
+    names = legend(series.values()) if series else None
+    return tag("div", tag("h3", "Features (PCA)"), note(words), names, charts(*figures, small=True), data_scope="")
+
+
+def _class_series(classes: Sequence[int]) -> dict[int, Series]:
+    """A colour per class: the page's eight colours, or evenly spaced hues for more; empty for too many classes."""
+    if len(classes) > MAX_COLOURS:
+        return {}
+    if len(classes) <= 8:
+        return dict(zip(classes, palette(f"class {label}" for label in classes), strict=True))
+    turn = 360 / len(classes)
+    return {
+        label: Series(f"s{index}", f"class {label}", f"hsl({index * turn:.0f} 65% {45 + 10 * (index % 2)}%)")
+        for index, label in enumerate(classes)
+    }
+
+
+def _scatter_plot(plane: FeaturePlane, class_series: dict[int, Series]) -> Markup:
+    no_class = Series("rows", "rows", "var(--c0)")
+    groups: dict[Series, list[tuple[float, float, str]]] = {}
+    for first, second, label in plane.points:
+        series = no_class if label is None else class_series.get(label, no_class)
+        groups.setdefault(series, []).append((first, second, "" if label is None else f"class {label}"))
+    marks = [DotsMark(series, groups[series], 2.6) for series in sorted(groups, key=lambda one: one.key)]
+    titles = [
+        f"{name} component" + (f" ({format_percent(share, 0)} of variance)" if share is not None else "")
+        for name, share in zip(("first", "second"), (*plane.shares, None, None), strict=False)
+    ]
+    return plot(marks, PlotAxis(titles[0]), PlotAxis(titles[1]), f"Features of {plane.tier} in the plane")

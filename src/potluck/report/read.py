@@ -1,0 +1,306 @@
+"""Read a run folder into records. A missing or broken value leaves a gap, never an error."""
+
+from __future__ import annotations
+
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from potluck.ledger import read_run
+from potluck.report.json_values import Json, integer, mapping, number, sequence, text
+from potluck.report.records import (
+    SERVER,
+    ClientScores,
+    GroupCoverage,
+    LearningCurve,
+    ModelScore,
+    RoundRecord,
+    RoundScores,
+    RunRecord,
+    TaskFailure,
+    TaskRecord,
+    TaskTotals,
+    TierRecord,
+    TransferRecord,
+    sum_known,
+)
+
+MAX_COUNT = 1e15
+"""A larger count of trainings is a broken value."""
+
+OTHER_METRICS = ("accuracy", "f1", "precision", "recall", "matthews", "pearson")
+"""Metrics that a run may record besides its own."""
+
+TaskKey = tuple[object, ...]
+
+
+def read_record(folder: Path | str) -> RunRecord:
+    """The record of the run in this folder."""
+    found = read_run(Path(folder))
+    run = make_record(found.path, found.manifest, found.settings, found.events(), found.scores)
+    return replace(run, features=found.features())
+
+
+def make_record(
+    folder: Path, manifest: Json, settings: str, events: Iterable[Json], scores: Sequence[Json]
+) -> RunRecord:
+    """The record of a run from the four things that every run folder holds."""
+    log = _sort_events(events)
+    tasks = list(log.tasks.values())
+    name = text(manifest.get("name"), folder.name)
+    score_lines = _last_per_round(scores)
+    return RunRecord(
+        folder=folder,
+        name=name,
+        label=_label(manifest) or name,
+        variant=text(manifest.get("variant")),
+        method=text(manifest.get("method")),
+        seed=integer(manifest.get("seed")),
+        status=text(manifest.get("status"), "unknown"),
+        metric=next((text(line.get("metric")) for line in reversed(score_lines) if line.get("metric")), "accuracy"),
+        planned_rounds=integer(manifest.get("rounds")),
+        classes=integer(manifest.get("classes")),
+        clients=integer(manifest.get("clients")),
+        tiers=_tiers(manifest, score_lines, tasks),
+        curve=LearningCurve(tuple(_overall_scores(line) for line in score_lines)),
+        rounds=_rounds(log.rounds, tasks),
+        transfers=tuple(log.transfers.values()),
+        coverage=log.coverage,
+        totals=TaskTotals.of([task for task in tasks if task.client != SERVER]),
+        failures=_failures(tasks),
+        warnings=tuple(log.warnings),
+        settings=settings,
+        targets=_targets(settings),
+        manifest=manifest,
+    )
+
+
+def _label(manifest: Json) -> str:
+    """The method with its settings, and the variant."""
+    parts = (text(manifest.get("label")) or text(manifest.get("method")), text(manifest.get("variant")))
+    return ", ".join(part for part in parts if part)
+
+
+def _targets(settings: str) -> tuple[float, ...]:
+    """The targets under [score] in the settings, without repeats; empty if the settings cannot be parsed."""
+    try:
+        parsed = tomllib.loads(settings)
+    except (ValueError, RecursionError):
+        return ()
+    targets = map(number, sequence(mapping(parsed.get("score")).get("targets")))
+    return tuple(dict.fromkeys(target for target in targets if target is not None and -1 < target <= 1))
+
+
+@dataclass
+class _EventLog:
+    """The events of the ledger, sorted by kind."""
+
+    tasks: dict[TaskKey, TaskRecord] = field(default_factory=dict)
+    rounds: dict[int, RoundRecord] = field(default_factory=dict)
+    warnings: list[tuple[int | None, str]] = field(default_factory=list)
+    transfers: dict[TaskKey, TransferRecord] = field(default_factory=dict)
+    coverage: tuple[GroupCoverage, ...] = ()
+
+
+def _sort_events(events: Iterable[Json]) -> _EventLog:
+    """Sort events by kind. A round that was interrupted and done again appears twice; the later events count."""
+    log = _EventLog()
+    for position, event in enumerate(events):
+        match event.get("event"):
+            case "task":
+                task = _task(event)
+                key = (task.round, task.client, text(event.get("verb")), text(event.get("key")))
+                log.tasks[key if task.client else (position,)] = task
+                if transfer := parse_transfer(event):
+                    log.transfers[key] = transfer
+            case "round":
+                record = _round(event)
+                log.rounds[record.number] = record
+            case "coverage":
+                log.coverage = _coverage(event) or log.coverage
+            case "warning":
+                log.warnings.append((integer(event.get("round")), text(event.get("text"))))
+    return log
+
+
+def _task(event: Json) -> TaskRecord:
+    measured, modelled = mapping(event.get("measured")), mapping(event.get("modelled"))
+    client = text(event.get("client"))
+    return TaskRecord(
+        round=integer(event.get("round")) or 0,
+        client=client,
+        tier=text(event.get("tier")) or (SERVER if client == SERVER else "no tier"),
+        outcome=text(event.get("outcome"), "accepted"),
+        reason=text(event.get("reason")),
+        bytes_down=number(measured.get("bytes_down")),
+        bytes_up=number(measured.get("bytes_up")),
+        measured_seconds=number(measured.get("seconds")),
+        flops=number(modelled.get("flops")),
+        memory=number(modelled.get("memory")),
+        modelled_seconds=number(modelled.get("seconds")),
+        joules=number(modelled.get("joules")),
+    )
+
+
+def parse_transfer(event: Json) -> TransferRecord | None:
+    """The knowledge transfer of a task event; None if the event has none or its reply was not accepted."""
+    metrics = mapping(event.get("metrics"))
+    round_, name = integer(event.get("round")) or 0, text(event.get("key"))
+    transfer = TransferRecord(round_, name, number(metrics.get("fidelity")), *_layer_table(metrics))
+    accepted = text(event.get("outcome"), "accepted") == "accepted"
+    return transfer if accepted and (transfer.loc or transfer.fidelity is not None) else None
+
+
+def _layer_table(metrics: Json) -> tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[float | None, ...], ...]]:
+    """The teacher's layers, the student's layers and the table of pairs; empty if the rows differ in length.
+
+    Layers without names get numbers.
+    """
+    loc = tuple(tuple(number(value) for value in sequence(row)) for row in sequence(metrics.get("loc")))
+    if not loc or not loc[0] or len({len(row) for row in loc}) > 1:
+        return (), (), ()
+    layers = [tuple(text(name) for name in sequence(names)) for names in sequence(metrics.get("taps"))]
+    if [len(names) for names in layers] != [len(loc), len(loc[0])]:
+        layers = [tuple(str(index + 1) for index in range(size)) for size in (len(loc), len(loc[0]))]
+    return layers[0], layers[1], loc
+
+
+def _round(event: Json) -> RoundRecord:
+    least = _training_count(event.get("least"))
+    return RoundRecord(
+        number=integer(event.get("round")) or 0,
+        seconds=number(event.get("seconds")),
+        sent=integer(event.get("sent")),
+        accepted=integer(event.get("accepted")),
+        loss=number(event.get("loss")),
+        device_seconds=number(event.get("device_seconds")),
+        least_trained=None if least is None else int(least),
+    )
+
+
+def _coverage(event: Json) -> tuple[GroupCoverage, ...]:
+    """The groups with at least one known count, the largest first."""
+    groups = [
+        GroupCoverage(text(name), tuple(_training_count(count) for count in sequence(counts)))
+        for name, counts in mapping(event.get("groups")).items()
+    ]
+    return tuple(sorted((group for group in groups if group.known), key=lambda group: -len(group.counts)))
+
+
+def _training_count(value: object) -> float | None:
+    found = number(value)
+    return found if found is not None and 0 <= found <= MAX_COUNT else None
+
+
+def _rounds(records: dict[int, RoundRecord], tasks: list[TaskRecord]) -> tuple[RoundRecord, ...]:
+    """Finished rounds with the cost of their tasks. Tasks of an unfinished round count only in the run's totals."""
+    tasks_of: dict[int, list[TaskRecord]] = defaultdict(list)
+    for task in tasks:
+        if task.client != SERVER:
+            tasks_of[task.round].append(task)
+    return tuple(_with_cost(records[index], tasks_of[index]) for index in sorted(records))
+
+
+def _with_cost(record: RoundRecord, tasks: list[TaskRecord]) -> RoundRecord:
+    return replace(
+        record,
+        device_seconds=_slowest_client(tasks) if record.device_seconds is None else record.device_seconds,
+        bytes_down=sum_known(task.bytes_down for task in tasks),
+        bytes_up=sum_known(task.bytes_up for task in tasks),
+        joules=sum_known(task.joules for task in tasks),
+    )
+
+
+def _slowest_client(tasks: list[TaskRecord]) -> float | None:
+    """Modelled seconds of the slowest client, over all its tasks."""
+    seconds: dict[str, float] = defaultdict(float)
+    for task in tasks:
+        if task.modelled_seconds is not None:
+            seconds[task.client] += task.modelled_seconds
+    return max(seconds.values(), default=None)
+
+
+def _last_per_round(scores: Sequence[Json]) -> list[Json]:
+    """The last line of scores of each round, sorted by round."""
+    last = {integer(line.get("round")) or 0: line for line in scores}
+    return [last[index] for index in sorted(last)]
+
+
+def _tiers(manifest: Json, scores: list[Json], tasks: list[TaskRecord]) -> tuple[TierRecord, ...]:
+    """The tiers of the manifest in its order, then all others that were scored or did work, such as the server."""
+    declared = {text(tier.get("name")): tier for tier in map(mapping, sequence(manifest.get("tiers")))}
+    tasks_of: dict[str, list[TaskRecord]] = defaultdict(list)
+    for task in tasks:
+        tasks_of[task.tier].append(task)
+    scored = [name for line in scores for name in mapping(line.get("tiers"))]
+    names = dict.fromkeys([*declared, *scored, *tasks_of])
+    return tuple(_tier(name, declared.get(name, {}), scores, tasks_of[name]) for name in names)
+
+
+def _tier(name: str, declared: Json, scores: list[Json], tasks: list[TaskRecord]) -> TierRecord:
+    lines = [
+        (integer(line.get("round")) or 0, mapping(mapping(line.get("tiers")).get(name)), line.get("metric"))
+        for line in scores
+    ]
+    points = tuple(_scores(index, line, line.get("clients"), metric) for index, line, metric in lines if line)
+    return TierRecord(
+        name=name,
+        share=number(declared.get("share")),
+        clients=integer(declared.get("clients")),
+        profile=text(declared.get("profile")),
+        parameters=integer(declared.get("parameters")),
+        width=_model_size(declared.get("width")),
+        depth=_model_size(declared.get("depth")),
+        curve=LearningCurve(points),
+        totals=TaskTotals.of(tasks),
+        accepted=TaskTotals.of([task for task in tasks if task.outcome == "accepted"]),
+    )
+
+
+def _model_size(value: object) -> str:
+    """A width or depth as text: one number, one per stage, or one per axis group."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {item}" for key, item in value.items())
+    return "-".join(map(str, sequence(value))) or text(value)
+
+
+def _overall_scores(line: Json) -> RoundScores:
+    index, shared = integer(line.get("round")) or 0, mapping(line.get("global"))
+    scores = _scores(index, shared, line.get("clients"), line.get("metric"))
+    return replace(scores, local=_client_scores(line.get("local")))
+
+
+def _scores(index: int, scores: Json, clients: object, metric: object) -> RoundScores:
+    name = text(metric, "accuracy")
+    validation, test, own = (_model_score(scores.get(split), name) for split in ("validation", "test", "own"))
+    return RoundScores(index, validation, test, _client_scores(clients), own)
+
+
+def _model_score(value: object, metric: str) -> ModelScore:
+    found = mapping(value)
+    classes = tuple(number(item) for item in sequence(found.get("per_class")))
+    others = {name: number(found.get(name)) for name in OTHER_METRICS if name != metric}
+    entities = mapping(found.get("per_entity")).items()
+    others |= {f"f1 of {text(entity)}": number(mapping(scores).get("f1")) for entity, scores in entities}
+    known = {name: other for name, other in others.items() if other is not None}
+    return ModelScore(number(found.get(metric)), number(found.get("loss")), integer(found.get("count")), classes, known)
+
+
+def _client_scores(value: object) -> ClientScores:
+    found = mapping(value)
+    values = (number(item) for item in sequence(found.get("values")))
+    mean, sd, worst = (number(found.get(key)) for key in ("mean", "sd", "worst"))
+    known = tuple(item for item in values if item is not None)
+    return ClientScores(mean, sd, worst, integer(found.get("count")), known)
+
+
+def _failures(tasks: list[TaskRecord]) -> tuple[TaskFailure, ...]:
+    """Failed tasks, grouped by outcome, tier and reason; the most frequent group first."""
+    rounds: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    for task in tasks:
+        if task.outcome != "accepted":
+            rounds[task.outcome, task.tier, task.reason].append(task.round)
+    failures = [TaskFailure(*key, len(when), min(when), max(when)) for key, when in rounds.items()]
+    return tuple(sorted(failures, key=lambda one: (-one.times, one.outcome, one.tier, one.reason)))
