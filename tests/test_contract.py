@@ -61,7 +61,7 @@ def trial(tmp_path_factory):
     return made
 
 
-@pytest.mark.parametrize("case", map(grouped, CASES))
+@pytest.mark.parametrize("case", [grouped(case) for case in CASES])
 @pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
 def test_every_method_keeps_every_promise(case, promise, trial):
     promise(trial(case))

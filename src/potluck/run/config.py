@@ -1,4 +1,4 @@
-"""The door: where settings are checked, once, and every mistake gets one clear line."""
+"""Settings: read, checked once, and every mistake gets one clear line."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import re
 import tomllib
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
@@ -89,12 +90,18 @@ def method_class(wanted: str, where: str = "") -> type[Any]:
     return found
 
 
+@lru_cache(maxsize=256)
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """What checks plain values against a dataclass; to make it takes longer than to use it."""
+    return TypeAdapter(kind)
+
+
 def checked(kind: type[T], plain: Mapping[str, Any], where: str, text: str = "", section: Path_ = ()) -> T:
     """A dataclass made of plain values, or one line that says which setting is wrong and how."""
     for path, fault in _strangers(kind, plain, ()):
         raise SettingsError(f"{where}: {_line(text, section + path)}{_in(section + path[:-1])}{fault}")
     try:
-        found: T = TypeAdapter(kind).validate_json(json.dumps(plain, default=str), strict=True)
+        found: T = _adapter(kind).validate_json(json.dumps(plain, default=str), strict=True)
         return found
     except ValidationError as error:
         first = error.errors()[0]

@@ -35,6 +35,7 @@ from potluck.core import (
     SERVER,
     Arrays,
     Client,
+    ContractSettings,
     Device,
     Expected,
     Facts,
@@ -77,6 +78,10 @@ class MossState(AveragedState):
 @dataclass(frozen=True)
 class Moss(Averaging):
     """FedAvg within each tier, then WIRE between tiers through proxies."""
+
+    contract = ContractSettings(
+        as_fedavg={"identity_shortcut": "both"}, idle={"wire": {"epochs": 0}}, quick={"wire": {"epochs": 1}}
+    )
 
     wire: WireSettings = WireSettings()
     fidelity: Literal["samples", "flat", "equal"] = "samples"
