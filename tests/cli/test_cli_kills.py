@@ -10,7 +10,7 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 
 import pytest
-from cli_life import members, saved, until
+from cli_life import SLOW_START, members, saved, until
 
 from potluck.ledger import read
 from potluck.run import resume
@@ -66,6 +66,26 @@ def test_a_run_killed_after_each_round_and_at_some_instant_ends_as_if_it_never_w
     assert code == 0
     assert "tiny: resumed at round " in err
     assert equal(out, whole)
+
+
+@pytest.mark.parametrize(
+    ("generation", "command"),
+    [
+        ("1", RUN),
+        ("2", RUN),
+        ("2", ("compare", "tiny.toml", "--methods", "held:Endless", "--out", "all")),
+    ],
+)
+def test_a_process_that_is_forked_while_its_parent_is_killed_ends_too(generation, command, start, place):
+    """The first generation is the fork server; the second its workers, which have an endless task waiting."""
+    (place / "held.py").write_text((place / "held.py").read_text() + SLOW_START)
+    (place / "slow").write_text(generation)
+    process = start(*command, "--engine", "pool", "--set", "method.name=held:Endless")
+    until(lambda: (place / "ready").exists() or process.poll() is not None)
+    assert process.poll() is None, process.communicate()
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(timeout=60)
+    until(lambda: not members(process.pid), seconds=10)
 
 
 @pytest.mark.parametrize(("kind", "engine"), [(signal.SIGINT, "pool"), (signal.SIGTERM, "serial")])

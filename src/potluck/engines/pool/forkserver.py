@@ -34,20 +34,23 @@ def start(context: SimulationContext) -> tuple[socket.socket, int]:
     ours, theirs = socket.socketpair()
     sys.stdout.flush()
     sys.stderr.flush()
+    parent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _live(_nurse, [theirs.fileno()], context)
+        _live(_nurse, [theirs.fileno()], context, parent)
     theirs.close()
     return ours, pid
 
 
 def _live(
-    life: Callable[[list[int], SimulationContext], None], handles: list[int], context: SimulationContext
+    life: Callable[[list[int], SimulationContext], None], handles: list[int], context: SimulationContext, parent: int
 ) -> NoReturn:
     """Makes a forked process a quiet child (it dies with its parent, leaves Ctrl-C to it, holds none of its files but
     these), lives its life, and never returns into the parent's code."""
     try:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        if os.getppid() != parent:  # it died between fork and prctl; the kernel will not tell us any more
+            return
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         limit = os.sysconf("SC_OPEN_MAX")
@@ -65,11 +68,12 @@ def _nurse(handles: list[int], context: SimulationContext) -> None:
     """The nursery's life: fork a worker for every request, until the run is gone."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     end = socket.socket(fileno=handles[0])
+    parent = os.getpid()
     while end.recv(1):
         ours, theirs = socket.socketpair()
         trays = [SharedMemoryBuffer.make(), SharedMemoryBuffer.make()]
         if os.fork() == 0:
-            _live(_work, [theirs.fileno(), *trays], context)
+            _live(_work, [theirs.fileno(), *trays], context, parent)
         theirs.close()
         socket.send_fds(end, [b"+"], [ours.fileno(), *trays])
         ours.close()
