@@ -269,7 +269,7 @@ def test_a_broken_gzip_file_is_named(tmp_path: Path, body: bytes) -> None:
         ({"y": np.array(["a", "b"])}, "y holds <U1"),
         ({"y": np.array([0, 2]), "names": ("a", "b")}, "label 2 is out of range; there are 2 class names"),
         ({"user": np.zeros(3)}, "give one value for each of 2 rows"),
-        ({"x_test": np.zeros((2, 2))}, "x_test and y_test come together"),
+        ({"x_test": np.zeros((2, 2))}, "x_test and y_test go together"),
         ({"x_test": np.zeros((1, 3)), "y_test": [0]}, r"x_test holds float32 of \(3,\)"),
         ({"x_test": np.zeros((1, 2)), "y_test": [0, 1]}, "x_test holds 1 rows, y_test holds 2"),
         ({"x": [[1, 2], [3]]}, "x is not an array"),

@@ -12,10 +12,10 @@ from real_data import real
 
 from potluck.core import InputError, SettingsError
 from potluck.data import Data, Federation, Source, load
-from potluck.data.bytepairs import BytePairs
+from potluck.data.byte_pairs import BytePairTokenizer
 from potluck.data.source import IGNORED
-from potluck.data.tokens import Trim, Words, packed
-from potluck.data.wordpiece import WordPiece
+from potluck.data.tokenizer import TrimPadding, WordTokenizer, encode_row
+from potluck.data.wordpiece import WordPieceTokenizer
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "un", "##aff", "##able", "want", "##ed", "##want", "run", "runn", "##ing"]
 PIECES += [",", "!", "cafe", "\u4e2d", "\u56fd", "'", "s"]
@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def cut(folder: Path, text: str) -> list[str]:
-    return [PIECES[token] for token in WordPiece(folder)(text)]
+    return [PIECES[token] for token in WordPieceTokenizer(folder)(text)]
 
 
 def test_words_are_cut_into_the_longest_pieces_from_their_start(folder: Path) -> None:
@@ -119,7 +119,7 @@ def test_bytes_are_joined_in_the_order_in_which_pairs_were_learned(tmp_path: Pat
     ]
     (tmp_path / "vocab.json").write_text(json.dumps({token: place for place, token in enumerate(tokens)}))
     (tmp_path / "merges.txt").write_text("#version: 0.2\nl o\n\u0120 lo\no w\n\u0120lo w\n' s\n", "utf-8")
-    pairs = BytePairs(tmp_path)
+    pairs = BytePairTokenizer(tmp_path)
 
     def said(text: str) -> list[str]:
         return [tokens[token] for token in pairs(text)]
@@ -130,7 +130,7 @@ def test_bytes_are_joined_in_the_order_in_which_pairs_were_learned(tmp_path: Pat
     assert said("l1l") == ["l", "1", "l"]  # digits and letters are words apart
     assert said("x") == ["<unk>"]  # only where the folder lacks a byte
     assert (pairs.pad, pairs.first, pairs.between) == (1, (0,), (2, 2))
-    assert packed(pairs, 9, [4], [5]) == [0, 4, 2, 2, 5, 2]
+    assert encode_row(pairs, 9, [4], [5]) == [0, 4, 2, 2, 5, 2]
 
 
 def test_one_text_and_pairs_are_framed_and_padded(tmp_path: Path, folder: Path) -> None:
@@ -152,7 +152,7 @@ def test_one_text_and_pairs_are_framed_and_padded(tmp_path: Path, folder: Path) 
     [(9, 9, (3, 2)), (1, 9, (1, 4)), (9, 1, (4, 1)), (3, 3, (3, 2)), (2, 3, (2, 3)), (0, 9, (0, 5))],
 )
 def test_of_two_texts_the_longer_one_is_cut(one: int, two: int, kept: tuple[int, int]) -> None:
-    row = packed(Words({}, "words"), 8, [7] * one, [8] * two)
+    row = encode_row(WordTokenizer({}, "words"), 8, [7] * one, [8] * two)
     assert row == [2, *[7] * kept[0], 2, *[8] * kept[1], 2]
 
 
@@ -207,7 +207,7 @@ def test_users_are_told_by_the_record_or_by_the_file_in_a_folder(tmp_path: Path)
         ({"s1": "a", "label": True}, "line 2 has no label"),
         ({"s1": "a", "label": "yes"}, "some labels are names and some are numbers"),
         ({"s1": "a", "label": -1}, "label -1 is out of range"),
-        ({"s1": "a", "label": 10**30}, "a label is beyond all numbers"),
+        ({"s1": "a", "label": 10**30}, "a label is too large for 64 bits"),
         ([1], "line 2 holds no record"),
     ],
 )
@@ -246,11 +246,11 @@ def test_texts_are_cut_once_and_again_when_a_file_changes(tmp_path: Path) -> Non
 
 def test_a_batch_is_as_long_as_its_longest_row() -> None:
     x = torch.tensor([[2, 5, 0, 0], [2, 5, 5, 0]])
-    batch = Trim(0)({"x": x, "y": torch.tensor([[1, 1, -100, -100], [1, 1, 1, -100]])})
+    batch = TrimPadding(0)({"x": x, "y": torch.tensor([[1, 1, -100, -100], [1, 1, 1, -100]])})
     assert batch["x"].tolist() == [[2, 5, 0], [2, 5, 5]]
     assert batch["y"].tolist() == [[1, 1, -100], [1, 1, 1]]
-    assert Trim(0)({"x": x[:1], "y": torch.tensor([1])})["x"].tolist() == [[2, 5]]
-    assert Trim(0)({"x": x[:0], "y": torch.tensor([])})["x"].shape == (0, 4)
+    assert TrimPadding(0)({"x": x[:1], "y": torch.tensor([1])})["x"].tolist() == [[2, 5]]
+    assert TrimPadding(0)({"x": x[:0], "y": torch.tensor([])})["x"].shape == (0, 4)
 
 
 def test_a_words_tag_stands_at_its_first_piece(tmp_path: Path, folder: Path) -> None:

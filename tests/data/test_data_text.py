@@ -14,7 +14,7 @@ from real_data import real
 
 from potluck.core import InputError, SettingsError
 from potluck.data import Data, Federation, Source, load
-from potluck.data.records import LONGEST
+from potluck.data.jsonl import LONGEST
 from potluck.data.source import IGNORED
 from potluck.data.text import RESERVED
 from potluck.learn import losses

@@ -49,8 +49,8 @@ def _live(
     these), lives its life, and never returns into the parent's code."""
     try:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-        if os.getppid() != parent:  # it died between fork and prctl; the kernel will not tell us any more
-            return
+        if os.getppid() != parent:  # it died between fork and prctl: no signal will come
+            os._exit(0)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         limit = os.sysconf("SC_OPEN_MAX")

@@ -1,4 +1,4 @@
-"""The data sets that can be named, and how each is read."""
+"""The data sets that ``data.name`` can name, and the reader of each."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ _ABOUT: Mapping[str, str] = MappingProxyType(
 
 
 def sources() -> Mapping[str, str]:
-    """Every data set that ``data.name`` can name, with a line about it."""
+    """Every data set that ``data.name`` can name, with one line about it."""
     return _ABOUT
 
 
 def load(data: Data) -> Source:
-    """The data set that these settings name, in memory."""
+    """Reads the data set that these settings name into memory."""
     if data.name not in _READERS:
         near = difflib.get_close_matches(data.name, _READERS, 1)
         hint = f"Did you mean '{near[0]}'?" if near else f"There are {', '.join(_READERS)}."
@@ -70,7 +70,7 @@ def load(data: Data) -> Source:
 
 
 def load_public(data: Data) -> Source | None:
-    """The other data set that public rows are taken from, where the settings name one."""
+    """Reads the other data set for public rows; None if the settings name none."""
     if not data.public_from.name:
         return None
     try:

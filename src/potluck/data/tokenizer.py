@@ -1,4 +1,4 @@
-"""From texts to rows of token ids: a pre-trained encoder's tokenizer, or the words of the training texts."""
+"""From texts to rows of token ids: with a pre-trained tokenizer, or with the words of the training texts."""
 
 from __future__ import annotations
 
@@ -11,42 +11,43 @@ from typing import ClassVar, Protocol
 from torch import Tensor
 
 from potluck.core import Batch, Examples, InputError, SettingsError
-from potluck.data.bytepairs import VOCABULARY as PAIRS
-from potluck.data.bytepairs import BytePairs
+from potluck.data.byte_pairs import VOCABULARY as PAIRS
+from potluck.data.byte_pairs import BytePairTokenizer
 from potluck.data.settings import Data
 from potluck.data.source import Source
-from potluck.data.text import END, RESERVED, UNKNOWN, split
-from potluck.data.wordpiece import VOCABULARY, WordPiece
+from potluck.data.text import END, RESERVED, UNKNOWN, tokenize
+from potluck.data.wordpiece import VOCABULARY, WordPieceTokenizer
 
 
 class Tokenizer(Protocol):
-    """Cuts texts into tokens that have numbers."""
+    """Turns a text into token ids."""
 
     @property
     def size(self) -> int:
-        """How many tokens there are."""
+        """The size of the vocabulary."""
 
     @property
     def pad(self) -> int:
-        """What fills a row up."""
+        """The padding token."""
 
     @property
-    def unknown(self) -> int: ...
+    def unknown(self) -> int:
+        """The token for what the vocabulary lacks."""
 
     @property
     def first(self) -> tuple[int, ...]:
-        """What stands before a text, where a network reads what it makes of the whole."""
+        """The tokens before a text: BERT's [CLS], from which a classifier reads its features."""
 
     @property
     def between(self) -> tuple[int, ...]:
-        """What stands between two texts; the first of them also ends a row."""
+        """The tokens between two texts; the first of them also ends a row."""
 
     def __call__(self, text: str) -> list[int]: ...
 
 
 @dataclass(frozen=True, eq=False)
-class Words:
-    """The most frequent words of some texts (or characters), as data.tokens says; ends stand around a text."""
+class WordTokenizer:
+    """A vocabulary of the most frequent words or characters of some texts; <end> stands before and after a text."""
 
     known: dict[str, int]
     tokens: str
@@ -60,16 +61,16 @@ class Words:
         return len(RESERVED) + len(self.known)
 
     def __call__(self, text: str) -> list[int]:
-        return [self.known.get(token, self.unknown) for token in split(text, self.tokens)]
+        return [self.known.get(token, self.unknown) for token in tokenize(text, self.tokens)]
 
 
 @dataclass(frozen=True)
-class Trim:
-    """Cuts a batch to its longest row: padding in common is not computed with."""
+class TrimPadding:
+    """Cuts a batch to its longest row, so that no time is spent on padding that all rows share."""
 
     pad: int
     steady: ClassVar[None] = None
-    """What stands in for this where every batch must have one shape: nothing, for networks do not look at padding."""
+    """What replaces this where every batch must have the same shape: nothing, because networks mask padding."""
 
     def __call__(self, batch: dict[str, Tensor]) -> Batch:
         x = batch["x"]
@@ -77,29 +78,29 @@ class Trim:
         return {name: column[:, :longest] if column.dim() > 1 else column for name, column in batch.items()}
 
 
-def trimmed(source: Source, cut: Tokenizer, sep: int = -1) -> Source:
-    """The source with what a network must know of its tokens, and batches no longer than their longest row."""
-    test = None if source.test is None else Examples(source.test.columns, prepare=Trim(cut.pad))
-    train = Examples(source.train.columns, prepare=Trim(cut.pad))
+def with_tokenizer(source: Source, cut: Tokenizer, sep: int = -1) -> Source:
+    """The source with vocabulary size and padding token set, and with batches cut to their longest row."""
+    test = None if source.test is None else Examples(source.test.columns, prepare=TrimPadding(cut.pad))
+    train = Examples(source.train.columns, prepare=TrimPadding(cut.pad))
     return replace(source, train=train, test=test, tokens=cut.size, pad=cut.pad, sep=sep)
 
 
 def tokenizer(data: Data, texts: Iterable[str]) -> Tokenizer:
-    """The tokenizer of the folder data.tokenizer, or the words of these texts, the most frequent first."""
+    """The tokenizer in the folder data.tokenizer, or a vocabulary of the most frequent words of these texts."""
     if not data.tokenizer:
-        counts = Counter(token for text in texts for token in split(text, data.tokens))
+        counts = Counter(token for text in texts for token in tokenize(text, data.tokens))
         words = sorted(counts, key=lambda token: (-counts[token], token))[: data.vocabulary]
-        return Words({word: place for place, word in enumerate(words, len(RESERVED))}, data.tokens)
+        return WordTokenizer({word: place for place, word in enumerate(words, len(RESERVED))}, data.tokens)
     folder = Path(data.tokenizer)
     if not folder.is_dir():
         raise InputError(
             f"data.tokenizer = '{data.tokenizer}' is no folder; name one with {VOCABULARY}, or leave it out"
         )
-    return BytePairs(folder) if (folder / PAIRS).is_file() else WordPiece(folder)
+    return BytePairTokenizer(folder) if (folder / PAIRS).is_file() else WordPieceTokenizer(folder)
 
 
-def packed(cut: Tokenizer, length: int, one: Sequence[int], two: Sequence[int] | None = None) -> list[int]:
-    """A row of one text or two, with what stands around them. From the longer text its end is cut off, if need be."""
+def encode_row(cut: Tokenizer, length: int, one: Sequence[int], two: Sequence[int] | None = None) -> list[int]:
+    """The token ids of a row: one text or two, with separators. If they are too long, the longer one loses its end."""
     pair = two is not None
     room = length - len(cut.first) - 1 - len(cut.between) * pair
     if room < 1 + pair:
