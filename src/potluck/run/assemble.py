@@ -107,7 +107,7 @@ def hardware(experiment: Experiment) -> str:
     """The hardware asked for, if it is there."""
     wanted = experiment.run.hardware
     if wanted == "cuda" and not torch.cuda.is_available():
-        raise ResourceError('run.hardware = "cuda", but torch sees no GPU here; leave it out.')
+        raise ResourceError('run.hardware = "cuda", but torch sees no GPU here; leave it out, or use --engine pool.')
     return wanted
 
 
