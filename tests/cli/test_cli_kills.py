@@ -12,7 +12,7 @@ from subprocess import TimeoutExpired
 import pytest
 from cli_life import SLOW_START, members, saved, until
 
-from potluck.ledger import read
+from potluck.ledger import read_journal
 from potluck.run import resume
 
 RUN = ("run", "tiny.toml", "--out", "run")
@@ -37,7 +37,7 @@ def resumed_equal(whole):
     found = resume("run")
     assert found.weights_sha256 == whole.weights_sha256
     assert found.scores == whole.scores
-    assert list(read(found.folder / "scores.jsonl")) == list(read(whole.folder / "scores.jsonl"))
+    assert list(read_journal(found.folder / "scores.jsonl")) == list(read_journal(whole.folder / "scores.jsonl"))
     return True
 
 
@@ -168,7 +168,7 @@ def test_a_killed_worker_is_one_absent_client_and_the_run_goes_on(hold, let_go):
 
 
 def read_ledger():
-    return [event for event in read(Path("run/ledger.jsonl")) if event["event"] == "task"]
+    return [event for event in read_journal(Path("run/ledger.jsonl")) if event["event"] == "task"]
 
 
 def test_a_second_process_in_the_same_folder_is_refused_and_the_first_goes_on_unharmed(hold, let_go, refused, whole):
