@@ -29,7 +29,7 @@ from potluck.core import (
 )
 from potluck.data import Federation, Source, load, load_public
 from potluck.engines import ENGINES, Engine, RoundSession, Shard, SimulationContext
-from potluck.fleet import Budget, Population, fit, profile
+from potluck.fleet import Budget, Population, profile, widest_that_fits
 from potluck.learn import Classify, NextToken, Regress, Tag, Wire
 from potluck.models import ModelZoo, check, make_spec, tier_spec
 from potluck.run import config, privacy
@@ -227,7 +227,9 @@ def _fitting(settings: TierSettings, base: Spec, experiment: Experiment, samples
     slots = 2 if local.optimiser == "adam" else int(local.momentum > 0)
     budget = Budget(local.count(samples), slots, fleet.memory, fleet.seconds or math.inf)
     zoo, batch = ModelZoo(base), min(local.batch, max(samples, 1))
-    return fit(fleet.widths, lambda width: zoo.cost(tier_spec(base, width), batch), profile(settings.profile), budget)
+    return widest_that_fits(
+        fleet.widths, lambda width: zoo.cost(tier_spec(base, width), batch), profile(settings.profile), budget
+    )
 
 
 def _spec(model: Mapping[str, Any], source: Source, where: str) -> Spec:
