@@ -241,8 +241,8 @@ def test_a_model_is_exported_and_the_way_to_load_it_is_told(potluck, copied, pla
         (("export", "run", "--client", "c0", "--server", "--to", "x"), "--tier, --client and --server: name one"),
     ],
 )  # fmt: skip
-def test_a_wrong_setting_ends_with_2_and_one_line(arguments, said, refused, copied, place):
-    code, line = refused(*arguments)
+def test_a_wrong_setting_ends_with_2_and_one_line(arguments, said, fail, copied, place):
+    code, line = fail(*arguments)
     assert code == 2
     assert said in line
     # Python may have compiled held.py, which is none of ours.
@@ -258,16 +258,16 @@ def test_a_wrong_setting_ends_with_2_and_one_line(arguments, said, refused, copi
         (("report", "tiny.toml"), "tiny.toml is not a run folder and holds none"),
         (("export", "nowhere", "--to", "x"), "nowhere is not a run folder"),
         (("run", "tiny.toml", *QUICK, "--set", "data.name=npz", "--set", "data.path=no.npz"), "no.npz: no such file"),
-        (("run", "tiny.toml", *QUICK, "--set", "data.name=npz", "--set", "data.path=held.py"), "not a whole npz file"),
+        (("run", "tiny.toml", *QUICK, "--set", "data.name=npz", "--set", "data.path=held.py"), "not a complete npz"),
     ],
 )  # fmt: skip
-def test_a_wrong_file_ends_with_3_and_one_line(arguments, said, refused):
-    code, line = refused(*arguments)
+def test_a_wrong_file_ends_with_3_and_one_line(arguments, said, fail):
+    code, line = fail(*arguments)
     assert code == 3
     assert said in line
 
 
-def test_damaged_checkpoints_are_named_and_end_with_4(potluck, refused, copied):
+def test_damaged_checkpoints_are_named_and_end_with_4(potluck, fail, copied):
     for path in (copied / "checkpoints").iterdir():
         path.write_bytes(path.read_bytes()[:-1])
     code, out, err = potluck("resume", "run")
@@ -276,7 +276,7 @@ def test_damaged_checkpoints_are_named_and_end_with_4(potluck, refused, copied):
     assert newer.startswith("tiny: skipped run/checkpoints/round-000002.ckpt: it holds ")
     assert older.startswith("tiny: skipped run/checkpoints/round-000001.ckpt: it holds ")
     assert last.startswith("potluck: run/checkpoints: none of 2 checkpoints can be used. Restore one from a backup")
-    assert refused("export", "run", "--to", "x")[0] == 4
+    assert fail("export", "run", "--to", "x")[0] == 4
 
 
 def test_clients_that_never_answer_end_with_5(potluck):
@@ -299,8 +299,8 @@ def test_clients_that_never_answer_end_with_5(potluck):
         (("report", "run", "--to", "tiny.toml/page.html"), "tiny.toml"),
     ],
 )  # fmt: skip
-def test_a_place_that_cannot_be_used_ends_with_6_and_one_line(arguments, said, refused, copied):
-    code, line = refused(*arguments)
+def test_a_place_that_cannot_be_used_ends_with_6_and_one_line(arguments, said, fail, copied):
+    code, line = fail(*arguments)
     assert code == 6
     assert said in line
 

@@ -49,7 +49,7 @@ def test_a_run_killed_after_each_round_and_at_some_instant_ends_as_if_it_never_w
     for index in after:
         process = hold(f"after {index}", *command)
         assert saved("run") == index
-        assert len(members(process.pid)) == (1 if engine == "serial" else 4)  # a nursery and two workers
+        assert len(members(process.pid)) == (1 if engine == "serial" else 4)  # a fork server and two workers
         os.kill(process.pid, signal.SIGKILL)
         assert ended(process)[0] == -signal.SIGKILL
         command = ("resume", "run")
@@ -150,14 +150,14 @@ def test_ctrl_c_while_a_run_is_put_together_is_one_line(hold, place):
     assert not (place / "run").exists()
 
 
-def test_a_killed_worker_is_one_absent_client_and_the_run_goes_on(hold, let_go):
+def test_a_killed_worker_is_one_absent_client_and_the_run_goes_on(hold, release):
     process = hold("after 2", *RUN, "--engine", "pool", "--format", "json")
     family = members(process.pid)
     (forkserver,) = (pid for pid, parent in family.items() if parent == process.pid)
     workers = [pid for pid, parent in family.items() if parent == forkserver]
     assert len(workers) == 2
     os.kill(workers[0], signal.SIGKILL)
-    let_go()
+    release()
     code, out, _ = ended(process)
     assert code == 0
     assert json.loads(out)["rounds"] == 24
@@ -171,14 +171,14 @@ def read_ledger():
     return [event for event in read_journal(Path("run/ledger.jsonl")) if event["event"] == "task"]
 
 
-def test_a_second_process_in_the_same_folder_is_refused_and_the_first_goes_on_unharmed(hold, let_go, refused, whole):
+def test_a_second_process_in_the_same_folder_is_refused_and_the_first_goes_on_unharmed(hold, release, fail, whole):
     process = hold("after 2", *RUN, "--format", "json")
     line = f"potluck: run is in use by process {process.pid} on host {os.uname().nodename}; wait for it or choose"
     for command in (RUN, ("resume", "run"), ("export", "run", "--to", "model")):
-        code, said = refused(*command)
+        code, said = fail(*command)
         assert code == 6
         assert said.startswith(line)
-    let_go()
+    release()
     code, out, _ = ended(process)
     assert code == 0
     assert equal(out, whole)

@@ -112,8 +112,8 @@ def test_recordings_are_cut_into_windows_with_their_label_and_user(tmp_path: Pat
         ({"off": [0, 6, 5, 10]}, 2, "off must rise from 0 to the 10 samples of x"),
         ({"off": [0.0, 5.0, 6.0, 10.0]}, 2, "off must rise from 0 to the 10 samples of x"),
         ({"x": np.zeros((10, 2, 2))}, 2, r"x has the shape \(10, 2, 2\)"),
-        ({"y": [1, 0]}, 2, r"a column of shape \(2,\); off names 3 recordings"),
-        ({"subject": [1, 2]}, 2, r"a column of shape \(2,\); off names 3 recordings"),
+        ({"y": [1, 0]}, 2, r"a column of shape \(2,\); give one value for each of 3"),
+        ({"subject": [1, 2]}, 2, r"a column of shape \(2,\); give one value for each of 3"),
     ],
 )
 def test_recordings_that_cannot_be_cut_are_refused(

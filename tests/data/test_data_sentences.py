@@ -129,7 +129,7 @@ def test_bytes_are_joined_in_the_order_in_which_pairs_were_learned(tmp_path: Pat
     assert said("\u00e9") == ["\u00c3", "\u00a9"]  # two bytes in UTF-8
     assert said("l1l") == ["l", "1", "l"]  # digits and letters are words apart
     assert said("x") == ["<unk>"]  # only where the folder lacks a byte
-    assert (pairs.pad, pairs.first, pairs.between) == (1, (0,), (2, 2))
+    assert (pairs.pad, pairs.start, pairs.separator) == (1, (0,), (2, 2))
     assert encode_row(pairs, 9, [4], [5]) == [0, 4, 2, 2, 5, 2]
 
 
@@ -202,7 +202,7 @@ def test_users_are_told_by_the_record_or_by_the_file_in_a_folder(tmp_path: Path)
     ("record", "said"),
     [
         ({"s2": "a", "label": 0}, "line 2 has no text s1 in quotes"),
-        ({"s1": "a", "s2": 3, "label": 0}, "line 2 has no text s1 in quotes, or an s2 that is none"),
+        ({"s1": "a", "s2": 3, "label": 0}, "line 2 has no text s1 in quotes, or an s2 that is not a text"),
         ({"s1": "a"}, "line 2 has no label"),
         ({"s1": "a", "label": True}, "line 2 has no label"),
         ({"s1": "a", "label": "yes"}, "some labels are names and some are numbers"),

@@ -29,7 +29,7 @@ class BytePairTokenizer:
         self.ranks = _merges(folder / MERGES)
         self.size = max(self.known.values()) + 1
         self.pad, self.unknown = self.known["<pad>"], self.known["<unk>"]
-        self.first, self.between = (self.known["<s>"],), (self.known["</s>"],) * 2
+        self.start, self.separator = (self.known["<s>"],), (self.known["</s>"],) * 2
         self._cut: dict[str, list[int]] = {}
 
     def __call__(self, text: str) -> list[int]:

@@ -207,12 +207,14 @@ def _check_settings(source: Source, data: Data) -> None:
     for name, value in (("partition", data.partition), ("held_out", data.held_out)):
         if value in ("user", "groups", "users") and source.users is None:
             raise SettingsError(
-                f"data.{name} = '{value}' needs a user column, and {source.name} has none; choose another"
+                f"data.{name} = '{value}' needs a user column, and {source.name} has none; choose another value"
             )
     if data.partition in ("labels", "dirichlet") and (source.classes == 0 or source.train.columns["y"].dim() > 1):
         raise SettingsError(f"data.partition = '{data.partition}' needs one class per row; choose 'iid' or 'user'")
     if data.augment == "crop_flip" and len(source.shape) != 3:
-        raise SettingsError(f"data.augment = 'crop_flip' needs images; {source.name} has rows of {source.shape}")
+        raise SettingsError(
+            f"data.augment = 'crop_flip' needs images; {source.name} has rows of {source.shape}; leave it out"
+        )
     if data.partition == "labels" and data.labels > source.classes:
         raise SettingsError(f"data.labels = {data.labels}, but {source.name} has {source.classes} classes; lower it")
 

@@ -52,7 +52,7 @@ def read_idx(path: Path, dims: int) -> Array:
         with cast("IO[bytes]", gzip.open(path, "rb")) if compressed else path.open("rb") as file:
             return _body(file, path, dims, compressed)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise file_error(path, f"not a whole gzip file ({error}); get it again") from None
+        raise file_error(path, f"not a complete gzip file ({error}); get it again") from None
 
 
 def _body(file: IO[bytes], path: Path, dims: int, compressed: bool) -> Array:

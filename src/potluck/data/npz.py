@@ -47,7 +47,7 @@ def read(data: Data) -> Source:
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # an error of the disk, not of the file
             raise
         reason = str(error) or type(error).__name__
-        raise file_error(path, f"not a whole npz file ({reason}); save it again with numpy.savez") from None
+        raise file_error(path, f"not a complete npz file ({reason}); save it again with numpy.savez") from None
     return _source(arrays, data, str(path))
 
 
@@ -109,8 +109,8 @@ def _source(arrays: dict[str, Array], data: Data, name: str) -> Source:
     x, y, user = arrays["x"], arrays["y"], _user_column(arrays, name)
     if "off" in arrays:
         x, recording = cut_windows(x, arrays["off"], data.window, name)
-        y = _spread_over_windows(y, recording, arrays["off"], name)
-        user = None if user is None else _spread_over_windows(user, recording, arrays["off"], name)
+        y = _repeat_for_windows(y, recording, arrays["off"], name)
+        user = None if user is None else _repeat_for_windows(user, recording, arrays["off"], name)
     elif data.window:
         raise InputError(f"{name}: data.window = {data.window}, but no 'off' says where recordings begin; leave it out")
     classes = arrays.get("classes")
@@ -140,10 +140,12 @@ def _user_column(arrays: dict[str, Array], name: str) -> Array | None:
     return names[column]
 
 
-def _spread_over_windows(column: Array, recording: Array, off: Array, name: str) -> Array:
+def _repeat_for_windows(column: Array, recording: Array, off: Array, name: str) -> Array:
     """A column with one value per recording as one with one value per window."""
     if column.shape != (len(off) - 1,):
-        raise InputError(f"{name}: a column of shape {column.shape}; off names {len(off) - 1} recordings")
+        raise InputError(
+            f"{name}: a column of shape {column.shape}; give one value for each of {len(off) - 1} recordings"
+        )
     return column[recording]
 
 
@@ -151,7 +153,9 @@ def _reshape(x: Array, data: Data, name: str) -> Array:
     if not data.shape:
         return x
     if x.ndim == 0 or math.prod(x.shape[1:]) != math.prod(data.shape):
-        raise InputError(f"{name}: samples of shape {x.shape[1:]} cannot take data.shape = {list(data.shape)}")
+        raise InputError(
+            f"{name}: samples of shape {x.shape[1:]} cannot take data.shape = {list(data.shape)}; change it"
+        )
     return x.reshape(len(x), *data.shape)
 
 
@@ -166,7 +170,7 @@ def cut_windows(x: Array, off: Array, length: int, name: str) -> tuple[Array, Ar
     counts = np.diff(off) // length
     if not counts.sum():
         raise SettingsError(
-            f"{name}: data.window = {length}, but the longest recording has {np.diff(off).max(initial=0)}"
+            f"{name}: data.window = {length}, but the longest recording has {np.diff(off).max(initial=0)}; lower it"
         )
     recording = np.repeat(np.arange(len(counts)), counts)
     number = np.arange(len(recording)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -176,7 +180,7 @@ def cut_windows(x: Array, off: Array, length: int, name: str) -> tuple[Array, Ar
 
 def _check_offsets(x: Array, off: Array, name: str) -> None:
     if x.ndim != 2:
-        raise InputError(f"{name}: x has the shape {x.shape}; recordings end to end are (samples, channels)")
+        raise InputError(f"{name}: x has the shape {x.shape}; recordings need (samples, channels); reshape x")
     whole = off.ndim == 1 and len(off) > 1 and np.issubdtype(off.dtype, np.integer)
     if not whole or off[0] != 0 or off[-1] != len(x) or (off[1:] < off[:-1]).any():
         raise InputError(

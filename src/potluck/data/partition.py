@@ -57,13 +57,13 @@ class RowPool:
         asked = part > 0
         size = min(size, int(np.floor((self.sizes[asked] / part[asked]).min() + 1e-9)))
         counts = np.minimum(apportion(part, size), self.sizes)
-        return np.concatenate([rng.choice(rows, n, replace=False) for rows, n in self._requested(counts)])
+        return np.concatenate([rng.choice(rows, n, replace=False) for rows, n in self._rows_and_counts(counts)])
 
     def sample_with_replacement(self, counts: Counts, rng: np.random.Generator) -> Rows:
         """`counts[s]` rows of each stratum s; a row may come more than once."""
-        return np.concatenate([rows[rng.integers(0, len(rows), n)] for rows, n in self._requested(counts)])
+        return np.concatenate([rows[rng.integers(0, len(rows), n)] for rows, n in self._rows_and_counts(counts)])
 
-    def _requested(self, counts: Counts) -> list[tuple[Rows, int]]:
+    def _rows_and_counts(self, counts: Counts) -> list[tuple[Rows, int]]:
         """Rows and count of each stratum with a count above 0; never an empty list, which cannot be concatenated."""
         found = [(self.by_stratum[stratum], int(counts[stratum])) for stratum in np.flatnonzero(counts)]
         return found or [(np.zeros(1, np.int64), 0)]

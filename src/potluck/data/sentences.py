@@ -17,9 +17,9 @@ from potluck.data.jsonl import Record, cache_key, records_of_all_files
 from potluck.data.safe_reading import check_padding, existing_path, file_error
 from potluck.data.settings import Data
 from potluck.data.source import Array, Source, from_arrays
-from potluck.data.tokenizer import Tokenizer, encode_row, tokenizer, with_tokenizer
+from potluck.data.tokenizer import Tokenizer, encode_row, load_tokenizer, with_tokenizer
 
-_SHAPE = 'give {"s1": "...", "s2": "...", "label": 0}; s2 only where there are pairs'
+_SHAPE = 'give {"s1": "...", "s2": "...", "label": 0}; s2 only for pairs of texts'
 
 
 @dataclass(frozen=True)
@@ -38,23 +38,23 @@ def read(data: Data) -> Source:
 
 
 @lru_cache(maxsize=4)
-def _read(data: Data, stamps: object) -> Source:
+def _read(data: Data, states: object) -> Source:
     path = existing_path(data.path, data.name)
     train = _read_file(path)
     kinds = {type(row.label) for row in train}
     if str in kinds and len(kinds) > 1:
         raise InputError(f"{path}: some labels are names and some are numbers; give one kind")
     names = tuple(sorted({row.label for row in train if isinstance(row.label, str)}))
-    cut = tokenizer(data, (text for row in train for text in (row.one, row.two) if text))
-    x, y = _rows(train, cut, data.length, path), _labels(train, names, float in kinds, path)
+    tokenizer = load_tokenizer(data, (text for row in train for text in (row.one, row.two) if text))
+    x, y = _rows(train, tokenizer, data.length, path), _labels(train, names, float in kinds, path)
     x_test = y_test = None
     if data.test_path:
         other = existing_path(data.test_path, data.name)
         test = _read_file(other)
-        x_test, y_test = _rows(test, cut, data.length, other), _labels(test, names, float in kinds, other)
+        x_test, y_test = _rows(test, tokenizer, data.length, other), _labels(test, names, float in kinds, other)
     users = np.array([row.user for row in train]) if all(row.user for row in train) else None
-    sep = cut.between[0] if any(row.two is not None for row in train) else -1
-    return with_tokenizer(from_arrays(x, y, users, x_test, y_test, names=names, name=str(path)), cut, sep)
+    sep = tokenizer.separator[0] if any(row.two is not None for row in train) else -1
+    return with_tokenizer(from_arrays(x, y, users, x_test, y_test, names=names, name=str(path)), tokenizer, sep)
 
 
 def _read_file(path: Path) -> list[LabelledText]:
@@ -66,24 +66,24 @@ def _read_file(path: Path) -> list[LabelledText]:
 def _parse_record(record: Record, where: str, path: Path) -> LabelledText:
     one, two, label, user = (record.get(key) for key in ("s1", "s2", "label", "user"))
     if not isinstance(one, str) or not isinstance(two, str | None):
-        raise file_error(path, f"{where} has no text s1 in quotes, or an s2 that is none; {_SHAPE}")
+        raise file_error(path, f"{where} has no text s1 in quotes, or an s2 that is not a text; {_SHAPE}")
     if isinstance(label, bool) or not isinstance(label, int | float | str):
         raise file_error(path, f"{where} has no label, a number or a name; {_SHAPE}")
     return LabelledText(one, two, label, user if isinstance(user, str) else "")
 
 
-def _rows(side: list[LabelledText], cut: Tokenizer, length: int, path: Path) -> Array:
-    check_padding(path, len(side), length)
-    x = np.full((len(side), length), cut.pad)
-    for place, each in enumerate(side):
-        row = encode_row(cut, length, cut(each.one), None if each.two is None else cut(each.two))
-        x[place, : len(row)] = row
+def _rows(records: list[LabelledText], tokenizer: Tokenizer, length: int, path: Path) -> Array:
+    check_padding(path, len(records), length)
+    x = np.full((len(records), length), tokenizer.pad)
+    for index, each in enumerate(records):
+        row = encode_row(tokenizer, length, tokenizer(each.one), None if each.two is None else tokenizer(each.two))
+        x[index, : len(row)] = row
     return x
 
 
-def _labels(side: list[LabelledText], names: tuple[str, ...], numbers: bool, path: Path) -> Array:
+def _labels(records: list[LabelledText], names: tuple[str, ...], numbers: bool, path: Path) -> Array:
     """Indices into the names, or the numbers themselves."""
-    labels = [row.label for row in side]
+    labels = [row.label for row in records]
     if not names:
         if odd := [label for label in labels if isinstance(label, str) or (isinstance(label, float) and not numbers)]:
             raise InputError(f"{path}: label {odd[0]!r} is no class of the training rows, which are whole numbers")

@@ -18,7 +18,7 @@ from potluck.data.jsonl import Record, cache_key, records_of_all_files
 from potluck.data.safe_reading import check_padding, existing_path, file_error
 from potluck.data.settings import Data
 from potluck.data.source import IGNORED, Array, Source, from_arrays
-from potluck.data.tokenizer import Tokenizer, encode_row, tokenizer, with_tokenizer
+from potluck.data.tokenizer import Tokenizer, encode_row, load_tokenizer, with_tokenizer
 
 _SHAPE = 'give {"tokens": ["a", "word"], "tags": ["O", "B-thing"]}'
 
@@ -38,19 +38,19 @@ def read(data: Data) -> Source:
 
 
 @lru_cache(maxsize=4)
-def _read(data: Data, stamps: object) -> Source:
+def _read(data: Data, states: object) -> Source:
     path = existing_path(data.path, data.name)
     train = _read_file(path)
     kinds = sorted({tag[2:] for row in train for tag in row.tags if tag != "O"})
     names = ("O", *(f"{sign}-{kind}" for kind in kinds for sign in "BI"))
-    cut = tokenizer(data, (word for row in train for word in row.words))
-    x, y = _rows(train, cut, names, data.length, path)
+    tokenizer = load_tokenizer(data, (word for row in train for word in row.words))
+    x, y = _rows(train, tokenizer, names, data.length, path)
     sides: tuple[Array | None, Array | None] = (None, None)
     if data.test_path:
         other = existing_path(data.test_path, data.name)
-        sides = _rows(_read_file(other), cut, names, data.length, other)
+        sides = _rows(_read_file(other), tokenizer, names, data.length, other)
     users = np.array([row.user for row in train]) if all(row.user for row in train) else None
-    source = with_tokenizer(from_arrays(x, y, users, *sides, names=names, name=str(path)), cut)
+    source = with_tokenizer(from_arrays(x, y, users, *sides, names=names, name=str(path)), tokenizer)
     return replace(source, tagged=True)
 
 
@@ -77,24 +77,24 @@ def _parse_record(record: Record, where: str, path: Path) -> TaggedSentence:
 
 
 def _rows(
-    side: list[TaggedSentence], cut: Tokenizer, names: tuple[str, ...], length: int, path: Path
+    records: list[TaggedSentence], tokenizer: Tokenizer, names: tuple[str, ...], length: int, path: Path
 ) -> tuple[Array, Array]:
-    if not side:
+    if not records:
         raise InputError(f"{path}: no words in it; {_SHAPE}")
-    check_padding(path, len(side), length)
+    check_padding(path, len(records), length)
     places = {name: place for place, name in enumerate(names)}
-    x, y = np.full((len(side), length), cut.pad), np.full((len(side), length), IGNORED)
-    for number, row in enumerate(side):
+    x, y = np.full((len(records), length), tokenizer.pad), np.full((len(records), length), IGNORED)
+    for number, row in enumerate(records):
         tokens: list[int] = []
         labels: list[int] = []
         for word, tag in zip(row.words, row.tags, strict=True):
             if tag not in places:
                 raise InputError(f"{path}: the tag {tag!r} is none of the training rows': {', '.join(names[:8])}")
-            pieces = cut(f" {word}") or [cut.unknown]
+            pieces = tokenizer(f" {word}") or [tokenizer.unknown]
             tokens += pieces
             labels += [places[tag], *[IGNORED] * (len(pieces) - 1)]
-        line = encode_row(cut, length, tokens)
+        line = encode_row(tokenizer, length, tokens)
         x[number, : len(line)] = line
-        kept = labels[: len(line) - len(cut.first) - 1]
-        y[number, len(cut.first) : len(cut.first) + len(kept)] = kept
+        kept = labels[: len(line) - len(tokenizer.start) - 1]
+        y[number, len(tokenizer.start) : len(tokenizer.start) + len(kept)] = kept
     return x, y

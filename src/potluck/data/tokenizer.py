@@ -35,11 +35,11 @@ class Tokenizer(Protocol):
         """The token for what the vocabulary lacks."""
 
     @property
-    def first(self) -> tuple[int, ...]:
+    def start(self) -> tuple[int, ...]:
         """The tokens before a text: BERT's [CLS], from which a classifier reads its features."""
 
     @property
-    def between(self) -> tuple[int, ...]:
+    def separator(self) -> tuple[int, ...]:
         """The tokens between two texts; the first of them also ends a row."""
 
     def __call__(self, text: str) -> list[int]: ...
@@ -53,8 +53,8 @@ class WordTokenizer:
     tokens: str
     pad: int = 0
     unknown: int = UNKNOWN
-    first: tuple[int, ...] = (END,)
-    between: tuple[int, ...] = (END,)
+    start: tuple[int, ...] = (END,)
+    separator: tuple[int, ...] = (END,)
 
     @property
     def size(self) -> int:
@@ -78,15 +78,15 @@ class TrimPadding:
         return {name: column[:, :longest] if column.dim() > 1 else column for name, column in batch.items()}
 
 
-def with_tokenizer(source: Source, cut: Tokenizer, sep: int = -1) -> Source:
+def with_tokenizer(source: Source, tokenizer: Tokenizer, sep: int = -1) -> Source:
     """The source with vocabulary size and padding token set, and with batches cut to their longest row."""
-    test = None if source.test is None else Examples(source.test.columns, prepare=TrimPadding(cut.pad))
-    train = Examples(source.train.columns, prepare=TrimPadding(cut.pad))
-    return replace(source, train=train, test=test, tokens=cut.size, pad=cut.pad, sep=sep)
+    test = None if source.test is None else Examples(source.test.columns, prepare=TrimPadding(tokenizer.pad))
+    train = Examples(source.train.columns, prepare=TrimPadding(tokenizer.pad))
+    return replace(source, train=train, test=test, tokens=tokenizer.size, pad=tokenizer.pad, sep=sep)
 
 
-def tokenizer(data: Data, texts: Iterable[str]) -> Tokenizer:
-    """The tokenizer in the folder data.tokenizer, or a vocabulary of the most frequent words of these texts."""
+def load_tokenizer(data: Data, texts: Iterable[str]) -> Tokenizer:
+    """Loads the tokenizer in the folder data.tokenizer, or makes one of the most frequent words of these texts."""
     if not data.tokenizer:
         counts = Counter(token for text in texts for token in tokenize(text, data.tokens))
         words = sorted(counts, key=lambda token: (-counts[token], token))[: data.vocabulary]
@@ -99,13 +99,13 @@ def tokenizer(data: Data, texts: Iterable[str]) -> Tokenizer:
     return BytePairTokenizer(folder) if (folder / PAIRS).is_file() else WordPieceTokenizer(folder)
 
 
-def encode_row(cut: Tokenizer, length: int, one: Sequence[int], two: Sequence[int] | None = None) -> list[int]:
+def encode_row(tokenizer: Tokenizer, length: int, one: Sequence[int], two: Sequence[int] | None = None) -> list[int]:
     """The token ids of a row: one text or two, with separators. If they are too long, the longer one loses its end."""
     pair = two is not None
-    room = length - len(cut.first) - 1 - len(cut.between) * pair
+    room = length - len(tokenizer.start) - 1 - len(tokenizer.separator) * pair
     if room < 1 + pair:
         raise SettingsError(f"data.length = {length} leaves no room for a text; raise it")
     if two is None:
-        return [*cut.first, *one[:room], cut.between[0]]
+        return [*tokenizer.start, *one[:room], tokenizer.separator[0]]
     kept = min(len(one), max(room - len(two), -(-room // 2)))
-    return [*cut.first, *one[:kept], *cut.between, *two[: room - kept], cut.between[0]]
+    return [*tokenizer.start, *one[:kept], *tokenizer.separator, *two[: room - kept], tokenizer.separator[0]]

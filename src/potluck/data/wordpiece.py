@@ -35,7 +35,7 @@ class WordPieceTokenizer:
         self.plain = self.lower if plain is None else plain is True
         self.size = max(self.known.values()) + 1
         self.pad, self.unknown = self.known["[PAD]"], self.known["[UNK]"]
-        self.first, self.between = (self.known["[CLS]"],), (self.known["[SEP]"],)
+        self.start, self.separator = (self.known["[CLS]"],), (self.known["[SEP]"],)
         self._known_words: dict[str, list[int]] = {}
 
     def __call__(self, text: str) -> list[int]:

@@ -13,8 +13,8 @@ from potluck.ledger.files import (
     ForeignFile,
     InvalidFile,
     make_folder,
-    pack_checked,
-    read_checked,
+    pack_with_checksum,
+    read_with_checksum,
     remove,
     write_atomically,
 )
@@ -43,7 +43,7 @@ class Checkpoints:
             raise ValueError(f"rounds count from 0; there is no round {round}")
         make_folder(self.folder)
         path = self._path(round)
-        write_atomically(path, *pack_checked(payload, kind="checkpoint", round=round, mark=self.mark))
+        write_atomically(path, *pack_with_checksum(payload, kind="checkpoint", round=round, mark=self.mark))
         self._known[round] = _VALID
         self.prune(spare=round)
         return path
@@ -89,7 +89,7 @@ class Checkpoints:
 
     def _load(self, round: int) -> bytes:
         try:
-            payload = read_checked(self._path(round), kind="checkpoint", round=round, mark=self.mark)
+            payload = read_with_checksum(self._path(round), kind="checkpoint", round=round, mark=self.mark)
         except InvalidFile as fault:
             self._known[round] = _FOREIGN if isinstance(fault, ForeignFile) else _BROKEN
             raise

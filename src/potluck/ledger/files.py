@@ -160,13 +160,13 @@ class ForeignFile(InvalidFile):
     """A file that may be fine but belongs to another run or a newer Potluck: do not use it, do not remove it."""
 
 
-def pack_checked(payload: bytes, **facts: str | int) -> tuple[bytes, bytes]:
+def pack_with_checksum(payload: bytes, **facts: str | int) -> tuple[bytes, bytes]:
     """The two pieces of a file with a checksum: the header, with these facts, and the payload."""
     header = {"schema": _SCHEMA, **facts, "bytes": len(payload), "sha256": hashlib.sha256(payload).hexdigest()}
     return json.dumps(header, separators=(",", ":")).encode() + b"\n", payload
 
 
-def read_checked(path: Path, **facts: str | int) -> bytes:
+def read_with_checksum(path: Path, **facts: str | int) -> bytes:
     """Reads the payload of a file; raises `InvalidFile` if it is damaged or its header gives other facts."""
     try:
         with open(path, "rb") as file:

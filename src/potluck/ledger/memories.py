@@ -21,9 +21,9 @@ from potluck.ledger.errors import CheckpointError, os_error, printable
 from potluck.ledger.files import (
     InvalidFile,
     make_folder,
-    pack_checked,
-    read_checked,
+    pack_with_checksum,
     read_header,
+    read_with_checksum,
     remove,
     sync_folder,
     write_together,
@@ -61,7 +61,7 @@ class Memories:
         newest = versions[known - 1]
         path = self._path(name, newest)
         try:
-            return newest, read_checked(path, kind="memory", client=client, version=newest)
+            return newest, read_with_checksum(path, kind="memory", client=client, version=newest)
         except InvalidFile as fault:
             raise CheckpointError(
                 f"{printable(path)}: the memory of client {client!a} cannot be used: {fault}. "
@@ -129,7 +129,8 @@ class Memories:
         for shard in shards:
             self._make_shard(shard)
         contents = [
-            pack_checked(payload, kind="memory", client=client, version=round) for client, payload in batch.items()
+            pack_with_checksum(payload, kind="memory", client=client, version=round)
+            for client, payload in batch.items()
         ]
         paths = [self._path(name, round) for name in names]
         write_together(list(zip(paths, contents, strict=True)), self.folder)
