@@ -221,9 +221,9 @@ def test_a_cifar_file_of_the_wrong_length_or_label_is_named(tmp_path: Path) -> N
     [
         (idx((2, 2, 2), bytes(7)), "names 24 bytes in its header and holds 23"),
         (idx((2, 2, 2), bytes(9)), "names 24 bytes in its header and holds 25"),
-        (idx((2,), bytes(2)), "no IDX file of bytes in 3 dimensions: starts with 00 00 08 01"),
-        (b"\x00\x00\x0d\x03" + bytes(12), "no IDX file"),
-        (b"", "no IDX file"),
+        (idx((2,), bytes(2)), "not an IDX file of bytes in 3 dimensions: starts with 00 00 08 01"),
+        (b"\x00\x00\x0d\x03" + bytes(12), "not an IDX file"),
+        (b"", "not an IDX file"),
         (idx((3, 2, 2), bytes(12)), "x holds 3 rows, y holds 2"),
         (idx((0, 2, 2), b""), "x holds no rows"),
     ],

@@ -91,7 +91,7 @@ def test_a_folder_that_holds_no_tokenizer_is_refused_in_one_line(
 
 def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", {"s1": "run", "label": 0})
-    with pytest.raises(InputError, match="'nowhere' is no folder"):
+    with pytest.raises(InputError, match="'nowhere' is not a folder"):
         sentences(path, tokenizer="nowhere")
     with pytest.raises(InputError, match=r"holds no vocab\.txt"):
         sentences(path, tokenizer=str(tmp_path))
@@ -208,7 +208,7 @@ def test_users_are_told_by_the_record_or_by_the_file_in_a_folder(tmp_path: Path)
         ({"s1": "a", "label": "yes"}, "some labels are names and some are numbers"),
         ({"s1": "a", "label": -1}, "label -1 is out of range"),
         ({"s1": "a", "label": 10**30}, "a label is too large for 64 bits"),
-        ([1], "line 2 holds no record"),
+        ([1], "line 2 does not hold a record"),
     ],
 )
 def test_a_record_that_is_no_labelled_text_is_refused_in_one_line(tmp_path: Path, record: object, said: str) -> None:
@@ -225,7 +225,7 @@ def test_test_rows_must_have_the_training_rows_labels(tmp_path: Path) -> None:
     whole = write(tmp_path / "whole.jsonl", {"s1": "a", "label": 0}, {"s1": "a", "label": 1})
     other = write(tmp_path / "other.jsonl", {"s1": "a", "label": 0.5})
     for train in (named, whole):
-        with pytest.raises(InputError, match=r"label 0\.5 is no class of the training rows"):
+        with pytest.raises(InputError, match=r"label 0\.5 is not a class of the training rows"):
             sentences(train, test_path=str(other))
     empty = write(tmp_path / "empty.jsonl")
     with pytest.raises(InputError, match="no records in it"):
@@ -299,7 +299,7 @@ def test_a_record_that_is_no_tagged_sentence_is_refused_in_one_line(tmp_path: Pa
 def test_a_tag_that_only_the_test_rows_have_is_refused(tmp_path: Path) -> None:
     train = write(tmp_path / "a.jsonl", {"tokens": ["a"], "tags": ["B-x"]})
     test = write(tmp_path / "b.jsonl", {"tokens": ["a"], "tags": ["B-y"]})
-    with pytest.raises(InputError, match="the tag 'B-y' is none of the training rows': O, B-x, I-x"):
+    with pytest.raises(InputError, match="the tag 'B-y' is not a tag of the training rows: O, B-x, I-x"):
         tags(train, test_path=str(test))
 
 

@@ -78,9 +78,9 @@ def _vocabulary(path: Path) -> dict[str, int]:
     try:
         found: Any = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
-        raise InputError(f"{path} is not JSON; get it again") from None
+        raise InputError(f"{path} is not JSON; download it again") from None
     if not isinstance(found, dict) or not all(type(place) is int and place >= 0 for place in found.values()):
-        raise InputError(f"{path} holds no numbered tokens; get it again")
+        raise InputError(f"{path} holds no numbered tokens; download it again")
     for token in ("<s>", "<pad>", "</s>", "<unk>"):
         if token not in found:
             raise InputError(f"{path} has no token {token}; name a folder with a RoBERTa's tokenizer in data.tokenizer")
@@ -90,10 +90,10 @@ def _vocabulary(path: Path) -> dict[str, int]:
 def _merges(path: Path) -> dict[tuple[str, str], int]:
     """The rank of each pair: lower ranks are merged first."""
     if not path.is_file():
-        raise InputError(f"data.tokenizer: {path.parent} holds {VOCABULARY} but no {MERGES}; get it too")
+        raise InputError(f"data.tokenizer: {path.parent} holds {VOCABULARY} but no {MERGES}; download it too")
     try:
         lines = path.read_text("utf-8").split("\n")
     except UnicodeDecodeError:
-        raise InputError(f"{path} is not UTF-8; get it again") from None
+        raise InputError(f"{path} is not UTF-8; download it again") from None
     pairs = (tuple(line.split()) for line in lines if not line.startswith("#version"))
     return {(pair[0], pair[1]): rank for rank, pair in enumerate(pair for pair in pairs if len(pair) == 2)}

@@ -36,25 +36,25 @@ def _scale(mean: tuple[float, ...], std: tuple[float, ...]) -> InputScaling:
     return InputScaling(tuple(255 * value for value in mean), tuple(255 * value for value in std))
 
 
-TEN = CifarLayout(
+CIFAR10 = CifarLayout(
     "CIFAR-10", "cifar-10-batches-bin", tuple(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin",
     labels=1, classes=10, most=10_000, scale=_scale((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     names=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
 )  # fmt: skip
-HUNDRED = CifarLayout(
+CIFAR100 = CifarLayout(
     "CIFAR-100", "cifar-100-binary", ("train.bin",), "test.bin",
     labels=2, classes=100, most=50_000, scale=_scale((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
 )  # fmt: skip
 
 
-def read(data: Data) -> Source:
+def read_cifar10(data: Data) -> Source:
     """Reads CIFAR-10: the folder cifar-10-batches-bin, or the folder that holds it."""
-    return _read(data, TEN)
+    return _read(data, CIFAR10)
 
 
-def read_hundred(data: Data) -> Source:
+def read_cifar100(data: Data) -> Source:
     """Reads CIFAR-100: the folder cifar-100-binary, or the folder that holds it."""
-    return _read(data, HUNDRED)
+    return _read(data, CIFAR100)
 
 
 def _read(data: Data, layout: CifarLayout) -> Source:
@@ -69,7 +69,9 @@ def _read(data: Data, layout: CifarLayout) -> Source:
     counts = [_count(path, layout) for path in alike]
     for path, count in zip(alike, counts, strict=True):
         if count != counts[0]:
-            raise file_error(path, f"holds {count:,} images where {train[0].name} holds {counts[0]:,}; get it again")
+            raise file_error(
+                path, f"holds {count:,} images where {train[0].name} holds {counts[0]:,}; download it again"
+            )
     x, y = _images(train, layout)
     x_test, y_test = _images([test], layout)
     scale = "standard" if data.scale == "standard" else layout.scale
@@ -82,7 +84,7 @@ def _count(path: Path, layout: CifarLayout) -> int:
     count, rest = divmod(size, record)
     if rest or not 1 <= count <= layout.most:
         raise file_error(
-            path, f"{size:,} bytes are not 1 to {layout.most:,} images of {record:,} bytes each; get it again"
+            path, f"{size:,} bytes are not 1 to {layout.most:,} images of {record:,} bytes each; download it again"
         )
     return count
 

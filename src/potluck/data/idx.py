@@ -52,7 +52,7 @@ def read_idx(path: Path, dims: int) -> Array:
         with cast("IO[bytes]", gzip.open(path, "rb")) if compressed else path.open("rb") as file:
             return _body(file, path, dims, compressed)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise file_error(path, f"not a complete gzip file ({error}); get it again") from None
+        raise file_error(path, f"not a complete gzip file ({error}); download it again") from None
 
 
 def _body(file: IO[bytes], path: Path, dims: int, compressed: bool) -> Array:
@@ -61,12 +61,15 @@ def _body(file: IO[bytes], path: Path, dims: int, compressed: bool) -> Array:
         if looks_like_pickle(head + file.read(4096)):
             raise pickle_error(path)
         raise file_error(
-            path, f"no IDX file of bytes in {dims} dimensions: starts with {head[:4].hex(' ')}, not 00 00 08 0{dims}"
+            path,
+            f"not an IDX file of bytes in {dims} dimensions: starts with {head[:4].hex(' ')}, not 00 00 08 0{dims}",
         )
     shape = struct.unpack(f">{dims}I", head[4:])
     size = len(head) + math.prod(shape)
     if compressed:
         check_expansion(path, size)
     elif size != path.stat().st_size:
-        raise file_error(path, f"names {size:,} bytes in its header and holds {path.stat().st_size:,}; get it again")
+        raise file_error(
+            path, f"names {size:,} bytes in its header and holds {path.stat().st_size:,}; download it again"
+        )
     return read_array(file, np.dtype(np.uint8), shape, path)

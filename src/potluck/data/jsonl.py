@@ -69,5 +69,5 @@ def _record(line: bytes, number: int, path: Path, shape: str) -> Record:
         reason = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
         raise file_error(path, f"line {number} is not JSON ({reason}); {shape}") from None
     if not isinstance(record, dict):
-        raise file_error(path, f"line {number} holds no record; {shape}")
+        raise file_error(path, f"line {number} does not hold a record; {shape}")
     return record

@@ -96,7 +96,7 @@ def _header(body: IO[bytes], name: str, path: Path) -> tuple[tuple[int, ...], bo
         body.seek(0)
         if looks_like_pickle(body.read(4096)):
             raise pickle_error(path, name) from None
-        raise file_error(path, f"{name} is no NumPy array ({type(error).__name__}); save it again") from None
+        raise file_error(path, f"{name} is not a NumPy array ({type(error).__name__}); save it again") from None
     if dtype.hasobject:
         raise pickle_error(path, name)
     return shape, by_columns, dtype

@@ -112,9 +112,9 @@ def read_array(file: IO[bytes], dtype: np.dtype[np.generic], shape: tuple[int, .
     while done < len(room):
         piece = file.read(min(PIECE, len(room) - done))
         if not piece:
-            raise file_error(path, f"ends after {done:,} of {len(room):,} bytes; it is truncated: get it again")
+            raise file_error(path, f"ends after {done:,} of {len(room):,} bytes; it is truncated: download it again")
         room[done : done + len(piece)] = piece
         done += len(piece)
     if file.read(1):
-        raise file_error(path, f"goes on after the {len(room):,} bytes that its header names; get it again")
+        raise file_error(path, f"goes on after the {len(room):,} bytes that its header names; download it again")
     return array

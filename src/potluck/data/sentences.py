@@ -86,7 +86,7 @@ def _labels(records: list[LabelledText], names: tuple[str, ...], numbers: bool, 
     labels = [row.label for row in records]
     if not names:
         if odd := [label for label in labels if isinstance(label, str) or (isinstance(label, float) and not numbers)]:
-            raise InputError(f"{path}: label {odd[0]!r} is no class of the training rows, which are whole numbers")
+            raise InputError(f"{path}: label {odd[0]!r} is not a class of the training rows, which are whole numbers")
         try:
             return np.array(labels, np.float32 if numbers else np.int64)
         except OverflowError:
@@ -94,5 +94,5 @@ def _labels(records: list[LabelledText], names: tuple[str, ...], numbers: bool, 
     places: dict[int | float | str, int] = {name: place for place, name in enumerate(names)}
     for label in labels:
         if label not in places:
-            raise InputError(f"{path}: label {label!r} is no class of the training rows: {', '.join(names[:8])}")
+            raise InputError(f"{path}: label {label!r} is not a class of the training rows: {', '.join(names[:8])}")
     return np.array([places[label] for label in labels])

@@ -191,8 +191,8 @@ def _users(values: ArrayLike, rows: int, name: str) -> Tensor | None:
     if found.shape != (rows,):
         raise InputError(f"{name}: the user column has the shape {found.shape}; give one value for each of {rows} rows")
     known, which = np.unique(found, return_inverse=True)
-    nobody = int(known.dtype.kind == "U" and known[0] == "")  # sorted, it comes first
-    return torch.from_numpy(which.astype(np.int64) - nobody) if len(known) > nobody else None
+    unnamed = int(known.dtype.kind == "U" and known[0] == "")  # sorted, it comes first
+    return torch.from_numpy(which.astype(np.int64) - unnamed) if len(known) > unnamed else None
 
 
 def _examples(x: Array, y: Array, prepare: Prepare | None) -> Examples:

@@ -89,7 +89,7 @@ def _rows(
         labels: list[int] = []
         for word, tag in zip(row.words, row.tags, strict=True):
             if tag not in places:
-                raise InputError(f"{path}: the tag {tag!r} is none of the training rows': {', '.join(names[:8])}")
+                raise InputError(f"{path}: the tag {tag!r} is not a tag of the training rows: {', '.join(names[:8])}")
             pieces = tokenizer(f" {word}") or [tokenizer.unknown]
             tokens += pieces
             labels += [places[tag], *[IGNORED] * (len(pieces) - 1)]

@@ -94,7 +94,7 @@ def load_tokenizer(data: Data, texts: Iterable[str]) -> Tokenizer:
     folder = Path(data.tokenizer)
     if not folder.is_dir():
         raise InputError(
-            f"data.tokenizer = '{data.tokenizer}' is no folder; name one with {VOCABULARY}, or leave it out"
+            f"data.tokenizer = '{data.tokenizer}' is not a folder; name one with {VOCABULARY}, or leave it out"
         )
     return BytePairTokenizer(folder) if (folder / PAIRS).is_file() else WordPieceTokenizer(folder)
 

@@ -92,7 +92,7 @@ def _vocabulary(path: Path) -> dict[str, int]:
     try:
         lines = path.read_text("utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError:
-        raise InputError(f"{path} is not UTF-8; get it again") from None
+        raise InputError(f"{path} is not UTF-8; download it again") from None
     known = {line.rstrip("\r"): number for number, line in enumerate(lines)}
     for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]"):
         if token not in known:
@@ -104,5 +104,5 @@ def _config(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_bytes()) if path.is_file() else {}
     except (ValueError, RecursionError):
-        raise InputError(f"{path} is not JSON; get it again") from None
+        raise InputError(f"{path} is not JSON; download it again") from None
     return found if isinstance(found, dict) else {}

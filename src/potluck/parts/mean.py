@@ -52,7 +52,7 @@ class Sums:
 
 
 class OverlapMean:
-    """Weighted mean of models that overlap only in part; entries that nobody sent keep their value.
+    """Weighted mean of models that overlap only in part; entries that no client sent keep their value.
 
     >>> import torch
     >>> mean = OverlapMean({"w": torch.tensor([1.0, 2.0])})
