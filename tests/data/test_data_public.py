@@ -49,8 +49,8 @@ def test_channels_are_repeated_as_a_whole() -> None:
     [
         (np.zeros((2, 4), np.float32), (1, 2, 2), r"x holds float32 of \(4,\); data.size is for images"),
         (np.zeros((2, 4, 4), np.int64), (1, 2, 2), r"x holds int64 of \(4, 4\); data.size is for images"),
-        (np.zeros((2, 3, 4, 4), np.uint8), (4, 4, 4), r"x has 3 channels, which cannot be repeated"),
-        (np.zeros((2, 3, 4, 4), np.uint8), (1, 4, 4), r"x has 3 channels, which cannot be repeated"),
+        (np.zeros((2, 3, 4, 4), np.uint8), (4, 4, 4), r"x has 3 channels, which cannot become"),
+        (np.zeros((2, 3, 4, 4), np.uint8), (1, 4, 4), r"x has 3 channels, which cannot become"),
     ],
 )
 def test_what_cannot_take_a_size_is_refused(x: np.ndarray, size: tuple[int, ...], said: str) -> None:

@@ -104,6 +104,7 @@ def from_arrays(
         if other.shape[1:] != inputs.shape[1:] or other.dtype != inputs.dtype:
             raise InputError(
                 f"{name}: x_test holds {other.dtype} of {other.shape[1:]}, x holds {inputs.dtype} of {inputs.shape[1:]}"
+                "; give both the same type and shape"
             )
         test = _examples(other, answers, prepare)
         columns.append(answers)
@@ -126,7 +127,7 @@ def _array(values: ArrayLike, what: str) -> Array:
     if found.dtype.hasobject:
         raise InputError(f"{what} holds Python objects; give numbers")
     if found.ndim == 0 or len(found) == 0:
-        raise InputError(f"{what} holds no rows")
+        raise InputError(f"{what} holds no rows; give at least one")
     return found
 
 
@@ -146,10 +147,10 @@ def _as_input_type(found: Array, what: str) -> Array:
     if not np.issubdtype(found.dtype, np.floating):
         raise InputError(f"{what} holds {found.dtype}; give bytes, whole numbers or floats")
     with np.errstate(over="ignore"):
-        return _finite(found.astype(np.float32, copy=False), what)
+        return _require_finite(found.astype(np.float32, copy=False), what)
 
 
-def _finite(values: Array, what: str) -> Array:
+def _require_finite(values: Array, what: str) -> Array:
     good = np.isfinite(values).reshape(len(values), -1).all(axis=1)
     if not good.all():
         row = int(np.argmin(good))
@@ -162,7 +163,7 @@ def _labels(values: ArrayLike, what: str) -> Array:
     if found.ndim == 2 and found.shape[1] == 1:
         found = found.reshape(-1)
     if np.issubdtype(found.dtype, np.floating):
-        return _finite(found.astype(np.float32, copy=False), what)
+        return _require_finite(found.astype(np.float32, copy=False), what)
     if found.dtype != np.bool_ and not np.issubdtype(found.dtype, np.integer):
         raise InputError(f"{what} holds {found.dtype}; give whole numbers from 0, or floats to regress on")
     low, high = int(found.min()), int(found.max())
@@ -182,7 +183,9 @@ def _classes(columns: list[Array], names: tuple[str, ...], name: str) -> int:
         return 0
     count = max(int(column.max()) for column in columns) + 1
     if names and count > len(names):
-        raise InputError(f"{name}: label {count - 1} is out of range; there are {len(names)} class names")
+        raise InputError(
+            f"{name}: label {count - 1} is out of range; there are {len(names)} class names; add the missing ones"
+        )
     return len(names) or count
 
 
@@ -239,7 +242,9 @@ def resize_images(x: Array, size: tuple[int, ...], what: str) -> Array:
     channels, *sides = size
     times, left = divmod(channels, images.shape[1])
     if left or not times:
-        raise InputError(f"{what} has {images.shape[1]} channels, which cannot be repeated to data.size = {list(size)}")
+        raise InputError(
+            f"{what} has {images.shape[1]} channels, which cannot become data.size = {list(size)}; give a multiple"
+        )
     out = np.empty((len(images), *size), images.dtype)
     for start in range(0, len(images), IMAGES_AT_ONCE):
         part = slice(start, start + IMAGES_AT_ONCE)
