@@ -138,8 +138,8 @@ def test_core_and_ledger_import_nothing_of_ours():
         ("models/folder.py", "from torch import load", "models/folder.py: imports torch.load"),
         ("run/config.py", "eval('1')", "run/config.py: calls eval"),
         ("run/config.py", "exec('1')", "run/config.py: calls exec"),
-        ("engines/pool.py", "from multiprocessing import Pool", "engines/pool.py: imports multiprocessing.Pool, which"),
-        ("engines/pool.py", "import ray", "engines/pool.py: imports ray, which belongs to engines/ray.py"),
+        ("engines/serial.py", "from multiprocessing import Pool", "engines/serial.py: imports multiprocessing.Pool"),
+        ("engines/serial.py", "import ray", "engines/serial.py: imports ray, which belongs to engines/ray.py"),
         ("methods/local.py", "import flwr.app", "methods/local.py: imports flwr, which belongs to engines/flower.py"),
     ],
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """The contract: every method through every promise.
 
-A method is covered as soon as `potluck.methods.METHODS` lists it. What it is follows from its `facts`, and how to try it
-from its `contract`.
+A method is covered as soon as `potluck.methods.METHODS` lists it. What it is follows from its `facts`, how to try
+it from its `contract`.
 """
 
 from functools import cache

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from potluck.core import on_client, unpack
 from potluck.engines import Serial
-from potluck.ledger import RunFolder, read
+from potluck.ledger import RunFolder, read_journal
 from potluck.methods import FedAvg
 from potluck.run import experiment, run
 
@@ -182,11 +182,11 @@ class TouchesAfter(Listener):
 
 
 def events(folder, kind):
-    return [event for event in read(Path(folder) / "ledger.jsonl") if event["event"] == kind]
+    return [event for event in read_journal(Path(folder) / "ledger.jsonl") if event["event"] == kind]
 
 
 def scores(folder):
-    return list(read(Path(folder) / "scores.jsonl"))
+    return list(read_journal(Path(folder) / "scores.jsonl"))
 
 
 def cohorts(folder):

@@ -80,6 +80,54 @@ def wait(place):
                 raise
             Path("heard").touch()
 '''
+SLOW_START = '''
+
+import os
+import socket
+import time
+
+from potluck.core import on_client
+
+generation = 0
+
+
+@dataclass(frozen=True)
+class Endless(Held):
+    """A method whose first task, to score the model at the start, never ends."""
+
+    @on_client
+    def score(self, task, device):
+        while True:
+            time.sleep(0.01)
+
+
+def wait_for_orphanhood():
+    """Holds a forked process of the generation in the file `slow` before its first line, until its parent is dead."""
+    global generation
+    generation += 1
+    if not Path("slow").exists() or Path("slow").read_text() != str(generation):
+        return
+    parent = os.getppid()
+    while os.getppid() == parent:
+        Path("forked").touch()
+        if generation == 1 or any(map(holds_a_task, range(3, 64))):
+            Path("ready").touch()
+
+
+def holds_a_task(descriptor):
+    """Whether a message of more than one byte waits in this socket."""
+    try:
+        end = socket.socket(fileno=os.dup(descriptor))
+        with end:
+            return len(end.recv(64, socket.MSG_PEEK | socket.MSG_DONTWAIT)) > 1
+    except OSError:
+        return False
+
+
+os.register_at_fork(after_in_child=wait_for_orphanhood)
+'''
+"""Added to METHOD: forked processes that start so slowly that their parent can die first."""
+
 DEADLINE = 60.0
 
 

@@ -53,7 +53,7 @@ def potluck(capfd):
 
 
 @pytest.fixture
-def refused(potluck):
+def fail(potluck):
     """Runs a command that must fail: its exit code, and the one line that it said."""
 
     def call(*arguments):
@@ -103,12 +103,12 @@ def hold(start, place):
 
 
 @pytest.fixture
-def let_go(place):
+def release(place):
     """Lets a held run go on."""
 
-    def release():
+    def end_hold():
         (place / "hold").unlink()
         with open(place / "gate", "w"):
             pass
 
-    return release
+    return end_hold

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from cli_life import SETTINGS, saved
 
 COMMANDS = ("run", "resume", "compare", "report", "export", "list")
@@ -44,6 +45,7 @@ def test_help_names_every_command_and_is_what_potluck_alone_shows():
     found = in_process_of_its_own("--help")
     assert found.returncode == 0
     assert all(f" {command} " in found.stdout for command in COMMANDS)
+    assert "--debug" in found.stdout
     assert in_process_of_its_own().stdout == found.stdout
 
 
@@ -146,6 +148,19 @@ def test_the_lists_hold_what_can_be_asked_for(potluck):
     assert {"tv", "laptop"} <= set(names["profiles"])
 
 
+@pytest.mark.parametrize("command", [("run", "tiny.toml", *QUICK, "--out", "new"), ("resume", "run", "--rounds", "3")])
+def test_every_listed_engine_can_be_asked_for_and_graphs_without_a_gpu_ends_with_6(command, potluck, copied, place):
+    for row in json.loads(potluck("list", "engines", "--format", "json")[1]):
+        shutil.rmtree("new", ignore_errors=True)
+        code, _, err = potluck(*command, "--engine", row["name"])
+        if row["name"] == "graphs" and not torch.cuda.is_available():
+            assert code == 6
+            assert err.count("\n") == 1
+            assert "torch sees no GPU here" in err
+        else:
+            assert code == 0, err
+
+
 def test_the_list_of_methods_says_what_each_needs_and_allows(potluck):
     facts = {row["name"]: row["facts"] for row in json.loads(potluck("list", "methods", "--format", "json")[1])}
     assert all(facts.values())
@@ -226,8 +241,8 @@ def test_a_model_is_exported_and_the_way_to_load_it_is_told(potluck, copied, pla
         (("export", "run", "--client", "c0", "--server", "--to", "x"), "--tier, --client and --server: name one"),
     ],
 )  # fmt: skip
-def test_a_wrong_setting_ends_with_2_and_one_line(arguments, said, refused, copied, place):
-    code, line = refused(*arguments)
+def test_a_wrong_setting_ends_with_2_and_one_line(arguments, said, fail, copied, place):
+    code, line = fail(*arguments)
     assert code == 2
     assert said in line
     # Python may have compiled held.py, which is none of ours.
@@ -239,20 +254,20 @@ def test_a_wrong_setting_ends_with_2_and_one_line(arguments, said, refused, copi
     [
         (("resume", "nowhere"), "nowhere is not a run folder: there is no such folder."),
         (("resume", "."), ". is not a run folder: it has no manifest.json."),
-        (("report", "nowhere"), "nowhere is no run folder and holds none"),
-        (("report", "tiny.toml"), "tiny.toml is no run folder and holds none"),
+        (("report", "nowhere"), "nowhere is not a run folder and holds none"),
+        (("report", "tiny.toml"), "tiny.toml is not a run folder and holds none"),
         (("export", "nowhere", "--to", "x"), "nowhere is not a run folder"),
         (("run", "tiny.toml", *QUICK, "--set", "data.name=npz", "--set", "data.path=no.npz"), "no.npz: no such file"),
-        (("run", "tiny.toml", *QUICK, "--set", "data.name=npz", "--set", "data.path=held.py"), "not a whole npz file"),
+        (("run", "tiny.toml", *QUICK, "--set", "data.name=npz", "--set", "data.path=held.py"), "not a complete npz"),
     ],
 )  # fmt: skip
-def test_a_wrong_file_ends_with_3_and_one_line(arguments, said, refused):
-    code, line = refused(*arguments)
+def test_a_wrong_file_ends_with_3_and_one_line(arguments, said, fail):
+    code, line = fail(*arguments)
     assert code == 3
     assert said in line
 
 
-def test_damaged_checkpoints_are_named_and_end_with_4(potluck, refused, copied):
+def test_damaged_checkpoints_are_named_and_end_with_4(potluck, fail, copied):
     for path in (copied / "checkpoints").iterdir():
         path.write_bytes(path.read_bytes()[:-1])
     code, out, err = potluck("resume", "run")
@@ -261,7 +276,7 @@ def test_damaged_checkpoints_are_named_and_end_with_4(potluck, refused, copied):
     assert newer.startswith("tiny: skipped run/checkpoints/round-000002.ckpt: it holds ")
     assert older.startswith("tiny: skipped run/checkpoints/round-000001.ckpt: it holds ")
     assert last.startswith("potluck: run/checkpoints: none of 2 checkpoints can be used. Restore one from a backup")
-    assert refused("export", "run", "--to", "x")[0] == 4
+    assert fail("export", "run", "--to", "x")[0] == 4
 
 
 def test_clients_that_never_answer_end_with_5(potluck):
@@ -284,8 +299,8 @@ def test_clients_that_never_answer_end_with_5(potluck):
         (("report", "run", "--to", "tiny.toml/page.html"), "tiny.toml"),
     ],
 )  # fmt: skip
-def test_a_place_that_cannot_be_used_ends_with_6_and_one_line(arguments, said, refused, copied):
-    code, line = refused(*arguments)
+def test_a_place_that_cannot_be_used_ends_with_6_and_one_line(arguments, said, fail, copied):
+    code, line = fail(*arguments)
     assert code == 6
     assert said in line
 
@@ -319,18 +334,22 @@ def test_a_folder_that_may_not_be_written_ends_with_6_and_one_line(place):
     )
 
 
-def test_an_error_of_ours_is_one_line_too_and_debug_shows_where(potluck, place):
+def test_an_internal_error_is_one_line_too_and_debug_shows_where(potluck, place, monkeypatch):
     (place / "broken.py").write_text(
         "from dataclasses import dataclass\nfrom potluck.methods import FedAvg\n\n\n@dataclass(frozen=True)\n"
         "class Broken(FedAvg):\n    def init(self, zoo, rng):\n        raise ZeroDivisionError('a\\nb')\n"
     )
     command = ("run", "tiny.toml", "--set", "method.name=broken:Broken")
     code, _, err = potluck(*command, "--out", "a")
-    assert (code, err) == (1, "potluck: ZeroDivisionError: a b (an error of ours; --debug shows where)\n")
+    assert (code, err) == (1, "potluck: ZeroDivisionError: a b (internal error; rerun with --debug)\n")
     code, _, err = potluck("--debug", *command, "--out", "b")
     assert code == 1
     assert "Traceback (most recent call last):" in err
     assert "broken.py" in err
+    monkeypatch.setenv("POTLUCK_DEBUG", "1")
+    assert potluck(*command, "--out", "c")[2].startswith("Traceback (most recent call last):")
+    monkeypatch.setenv("POTLUCK_DEBUG", "0")
+    assert "Traceback" not in potluck(*command, "--out", "d")[2]
 
 
 def test_debug_keeps_the_exit_code(potluck):

@@ -10,9 +10,9 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 
 import pytest
-from cli_life import members, saved, until
+from cli_life import SLOW_START, members, saved, until
 
-from potluck.ledger import read
+from potluck.ledger import read_journal
 from potluck.run import resume
 
 RUN = ("run", "tiny.toml", "--out", "run")
@@ -37,7 +37,7 @@ def resumed_equal(whole):
     found = resume("run")
     assert found.weights_sha256 == whole.weights_sha256
     assert found.scores == whole.scores
-    assert list(read(found.folder / "scores.jsonl")) == list(read(whole.folder / "scores.jsonl"))
+    assert list(read_journal(found.folder / "scores.jsonl")) == list(read_journal(whole.folder / "scores.jsonl"))
     return True
 
 
@@ -49,7 +49,7 @@ def test_a_run_killed_after_each_round_and_at_some_instant_ends_as_if_it_never_w
     for index in after:
         process = hold(f"after {index}", *command)
         assert saved("run") == index
-        assert len(members(process.pid)) == (1 if engine == "serial" else 4)  # a nursery and two workers
+        assert len(members(process.pid)) == (1 if engine == "serial" else 4)  # a fork server and two workers
         os.kill(process.pid, signal.SIGKILL)
         assert ended(process)[0] == -signal.SIGKILL
         command = ("resume", "run")
@@ -66,6 +66,26 @@ def test_a_run_killed_after_each_round_and_at_some_instant_ends_as_if_it_never_w
     assert code == 0
     assert "tiny: resumed at round " in err
     assert equal(out, whole)
+
+
+@pytest.mark.parametrize(
+    ("generation", "command"),
+    [
+        ("1", RUN),
+        ("2", RUN),
+        ("2", ("compare", "tiny.toml", "--methods", "held:Endless", "--out", "all")),
+    ],
+)
+def test_a_process_that_is_forked_while_its_parent_is_killed_ends_too(generation, command, start, place):
+    """The first generation is the fork server; the second its workers, which have an endless task waiting."""
+    (place / "held.py").write_text((place / "held.py").read_text() + SLOW_START)
+    (place / "slow").write_text(generation)
+    process = start(*command, "--engine", "pool", "--set", "method.name=held:Endless")
+    until(lambda: (place / "ready").exists() or process.poll() is not None)
+    assert process.poll() is None, process.communicate()
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(timeout=60)
+    until(lambda: not members(process.pid), seconds=10)
 
 
 @pytest.mark.parametrize(("kind", "engine"), [(signal.SIGINT, "pool"), (signal.SIGTERM, "serial")])
@@ -130,14 +150,14 @@ def test_ctrl_c_while_a_run_is_put_together_is_one_line(hold, place):
     assert not (place / "run").exists()
 
 
-def test_a_killed_worker_is_one_absent_client_and_the_run_goes_on(hold, let_go):
+def test_a_killed_worker_is_one_absent_client_and_the_run_goes_on(hold, release):
     process = hold("after 2", *RUN, "--engine", "pool", "--format", "json")
     family = members(process.pid)
     (forkserver,) = (pid for pid, parent in family.items() if parent == process.pid)
     workers = [pid for pid, parent in family.items() if parent == forkserver]
     assert len(workers) == 2
     os.kill(workers[0], signal.SIGKILL)
-    let_go()
+    release()
     code, out, _ = ended(process)
     assert code == 0
     assert json.loads(out)["rounds"] == 24
@@ -148,17 +168,17 @@ def test_a_killed_worker_is_one_absent_client_and_the_run_goes_on(hold, let_go):
 
 
 def read_ledger():
-    return [event for event in read(Path("run/ledger.jsonl")) if event["event"] == "task"]
+    return [event for event in read_journal(Path("run/ledger.jsonl")) if event["event"] == "task"]
 
 
-def test_a_second_process_in_the_same_folder_is_refused_and_the_first_goes_on_unharmed(hold, let_go, refused, whole):
+def test_a_second_process_in_the_same_folder_is_refused_and_the_first_goes_on_unharmed(hold, release, fail, whole):
     process = hold("after 2", *RUN, "--format", "json")
     line = f"potluck: run is in use by process {process.pid} on host {os.uname().nodename}; wait for it or choose"
     for command in (RUN, ("resume", "run"), ("export", "run", "--to", "model")):
-        code, said = refused(*command)
+        code, said = fail(*command)
         assert code == 6
         assert said.startswith(line)
-    let_go()
+    release()
     code, out, _ = ended(process)
     assert code == 0
     assert equal(out, whole)

@@ -10,8 +10,7 @@ from real_data import real
 
 from potluck.core import Examples, SettingsError, numpy_stream
 from potluck.data import Data, Federation, Source, from_arrays, load
-from potluck.data.partition import by_groups, grouped
-from potluck.data.pool import whole_users
+from potluck.data.partition import group_users, partition_by_groups, put_users_first
 
 
 def people(sizes: list[int], nobody: int = 0) -> Source:
@@ -33,14 +32,14 @@ def rows(examples: Examples) -> set[int]:
 def test_whole_users_go_to_groups_of_nearly_equal_rows() -> None:
     # Users of 5, 4, 3, 2 and 2 rows: 5 + 2 + (2) and 4 + 3, whichever of the two equal ones comes first.
     whose = np.repeat(np.arange(6), [5, 0, 4, 3, 2, 2])
-    found = grouped(whose, 6, 2, numpy_stream(0, "x"))
+    found = group_users(whose, 6, 2, numpy_stream(0, "x"))
     assert found[1] == -1
     assert found[2] == found[3] != found[0] == found[4] == found[5]
 
 
 def test_a_groups_rows_are_divided_among_its_clients_in_order() -> None:
     whose = np.repeat(np.arange(3), [4, 6, 2])
-    deal = by_groups(whose, np.array([0, 1, -1]), 4, None, numpy_stream(0, "x"))
+    deal = partition_by_groups(whose, np.array([0, 1, -1]), 4, None, numpy_stream(0, "x"))
     held = [sorted(deal[client].tolist()) for client in range(4)]
     assert [len(each) for each in held] == [2, 2, 3, 3]
     assert sorted(held[0] + held[1]) == [0, 1, 2, 3]
@@ -88,7 +87,7 @@ def test_held_out_users_are_strangers_to_every_client(partition: str) -> None:
 def test_ends_move_to_where_a_user_ends_and_no_wish_gets_nothing() -> None:
     whose, order = np.repeat(np.arange(3), 10), np.arange(30)
     for wanted, ends in (([9, 12], [10, 20]), ([1, 2], [10, 20]), ([0, 3], [0, 10]), ([14, 14], [10, 10])):
-        found, moved = whole_users(whose, order, np.array(wanted), numpy_stream(0, "x"))
+        found, moved = put_users_first(whose, order, np.array(wanted), numpy_stream(0, "x"))
         assert moved.tolist() == ends
         assert sorted(found.tolist()) == list(range(30))
         assert len({int(user) for user in whose[found[: ends[0]]]}) == ends[0] // 10

@@ -11,8 +11,7 @@ import torch
 
 from potluck.core import Examples, SettingsError, numpy_stream
 from potluck.data import Data, Federation, Source, from_arrays
-from potluck.data.partition import label_sets
-from potluck.data.pool import apportion, spread
+from potluck.data.partition import apportion, label_sets, stratified_order
 
 
 def numbered(rows: int = 1000, classes: int = 10, test: int = 0, users: int = 0) -> Source:
@@ -104,14 +103,14 @@ def test_the_servers_sets_have_the_label_mix_of_the_whole() -> None:
 
 def test_every_stretch_of_a_spread_order_has_nearly_the_mix_of_the_whole() -> None:
     kinds = np.array([0] * 80 + [1] * 20)
-    order = spread(kinds, numpy_stream(0, "any"))
+    order = stratified_order(kinds, numpy_stream(0, "any"))
     assert sorted(order) == list(range(100))
     assert all(abs(int(kinds[order[at : at + 10]].sum()) - 2) <= 1 for at in range(0, 100, 10))
 
 
 def test_a_kind_with_a_single_row_may_stand_anywhere_in_a_spread_order() -> None:
     kinds = np.array([0] * 9 + [1])
-    places = [spread(kinds, numpy_stream(seed, "any")).tolist().index(9) for seed in range(50)]
+    places = [stratified_order(kinds, numpy_stream(seed, "any")).tolist().index(9) for seed in range(50)]
     assert min(places) <= 2
     assert max(places) >= 7
 

@@ -12,7 +12,7 @@ import torch
 from real_data import real
 
 from potluck.core import InputError, SettingsError
-from potluck.data import Data, Scale, from_arrays, load, sources
+from potluck.data import Data, InputScaling, from_arrays, load, sources
 
 
 def idx(dims: tuple[int, ...], values: bytes) -> bytes:
@@ -100,7 +100,7 @@ def test_standard_scale_gives_each_channel_mean_0_and_deviation_1() -> None:
     x = np.array([[[1.0, 3.0], [5.0, 5.0]], [[5.0, 7.0], [5.0, 5.0]]])
     source = from_arrays(x, [0, 1], scale="standard")
     # Channel 0 holds 1, 3, 5, 7: mean 4, variance (9 + 1 + 1 + 9) / 4 = 5. Channel 1 is constant.
-    assert source.train.prepare == Scale((4.0, 5.0), (5**0.5, 1.0))
+    assert source.train.prepare == InputScaling((4.0, 5.0), (5**0.5, 1.0))
     assert source.train.all()["x"][0, 0].tolist() == pytest.approx([-3 / 5**0.5, -1 / 5**0.5])
     assert source.train.all()["x"][:, 1].tolist() == [[0, 0], [0, 0]]
 

@@ -12,10 +12,10 @@ from real_data import real
 
 from potluck.core import InputError, SettingsError
 from potluck.data import Data, Federation, Source, load
-from potluck.data.bytepairs import BytePairs
+from potluck.data.byte_pairs import BytePairTokenizer
 from potluck.data.source import IGNORED
-from potluck.data.tokens import Trim, Words, packed
-from potluck.data.wordpiece import WordPiece
+from potluck.data.tokenizer import TrimPadding, WordTokenizer, encode_row
+from potluck.data.wordpiece import WordPieceTokenizer
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "un", "##aff", "##able", "want", "##ed", "##want", "run", "runn", "##ing"]
 PIECES += [",", "!", "cafe", "\u4e2d", "\u56fd", "'", "s"]
@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def cut(folder: Path, text: str) -> list[str]:
-    return [PIECES[token] for token in WordPiece(folder)(text)]
+    return [PIECES[token] for token in WordPieceTokenizer(folder)(text)]
 
 
 def test_words_are_cut_into_the_longest_pieces_from_their_start(folder: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_folder_that_holds_no_tokenizer_is_refused_in_one_line(
 
 def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", {"s1": "run", "label": 0})
-    with pytest.raises(InputError, match="'nowhere' is no folder"):
+    with pytest.raises(InputError, match="'nowhere' is not a folder"):
         sentences(path, tokenizer="nowhere")
     with pytest.raises(InputError, match=r"holds no vocab\.txt"):
         sentences(path, tokenizer=str(tmp_path))
@@ -119,7 +119,7 @@ def test_bytes_are_joined_in_the_order_in_which_pairs_were_learned(tmp_path: Pat
     ]
     (tmp_path / "vocab.json").write_text(json.dumps({token: place for place, token in enumerate(tokens)}))
     (tmp_path / "merges.txt").write_text("#version: 0.2\nl o\n\u0120 lo\no w\n\u0120lo w\n' s\n", "utf-8")
-    pairs = BytePairs(tmp_path)
+    pairs = BytePairTokenizer(tmp_path)
 
     def said(text: str) -> list[str]:
         return [tokens[token] for token in pairs(text)]
@@ -129,8 +129,8 @@ def test_bytes_are_joined_in_the_order_in_which_pairs_were_learned(tmp_path: Pat
     assert said("\u00e9") == ["\u00c3", "\u00a9"]  # two bytes in UTF-8
     assert said("l1l") == ["l", "1", "l"]  # digits and letters are words apart
     assert said("x") == ["<unk>"]  # only where the folder lacks a byte
-    assert (pairs.pad, pairs.first, pairs.between) == (1, (0,), (2, 2))
-    assert packed(pairs, 9, [4], [5]) == [0, 4, 2, 2, 5, 2]
+    assert (pairs.pad, pairs.start, pairs.separator) == (1, (0,), (2, 2))
+    assert encode_row(pairs, 9, [4], [5]) == [0, 4, 2, 2, 5, 2]
 
 
 def test_one_text_and_pairs_are_framed_and_padded(tmp_path: Path, folder: Path) -> None:
@@ -152,7 +152,7 @@ def test_one_text_and_pairs_are_framed_and_padded(tmp_path: Path, folder: Path) 
     [(9, 9, (3, 2)), (1, 9, (1, 4)), (9, 1, (4, 1)), (3, 3, (3, 2)), (2, 3, (2, 3)), (0, 9, (0, 5))],
 )
 def test_of_two_texts_the_longer_one_is_cut(one: int, two: int, kept: tuple[int, int]) -> None:
-    row = packed(Words({}, "words"), 8, [7] * one, [8] * two)
+    row = encode_row(WordTokenizer({}, "words"), 8, [7] * one, [8] * two)
     assert row == [2, *[7] * kept[0], 2, *[8] * kept[1], 2]
 
 
@@ -202,13 +202,13 @@ def test_users_are_told_by_the_record_or_by_the_file_in_a_folder(tmp_path: Path)
     ("record", "said"),
     [
         ({"s2": "a", "label": 0}, "line 2 has no text s1 in quotes"),
-        ({"s1": "a", "s2": 3, "label": 0}, "line 2 has no text s1 in quotes, or an s2 that is none"),
+        ({"s1": "a", "s2": 3, "label": 0}, "line 2 has no text s1 in quotes, or an s2 that is not a text"),
         ({"s1": "a"}, "line 2 has no label"),
         ({"s1": "a", "label": True}, "line 2 has no label"),
         ({"s1": "a", "label": "yes"}, "some labels are names and some are numbers"),
         ({"s1": "a", "label": -1}, "label -1 is out of range"),
-        ({"s1": "a", "label": 10**30}, "a label is beyond all numbers"),
-        ([1], "line 2 holds no record"),
+        ({"s1": "a", "label": 10**30}, "a label is too large for 64 bits"),
+        ([1], "line 2 does not hold a record"),
     ],
 )
 def test_a_record_that_is_no_labelled_text_is_refused_in_one_line(tmp_path: Path, record: object, said: str) -> None:
@@ -225,7 +225,7 @@ def test_test_rows_must_have_the_training_rows_labels(tmp_path: Path) -> None:
     whole = write(tmp_path / "whole.jsonl", {"s1": "a", "label": 0}, {"s1": "a", "label": 1})
     other = write(tmp_path / "other.jsonl", {"s1": "a", "label": 0.5})
     for train in (named, whole):
-        with pytest.raises(InputError, match=r"label 0\.5 is no class of the training rows"):
+        with pytest.raises(InputError, match=r"label 0\.5 is not a class of the training rows"):
             sentences(train, test_path=str(other))
     empty = write(tmp_path / "empty.jsonl")
     with pytest.raises(InputError, match="no records in it"):
@@ -246,11 +246,11 @@ def test_texts_are_cut_once_and_again_when_a_file_changes(tmp_path: Path) -> Non
 
 def test_a_batch_is_as_long_as_its_longest_row() -> None:
     x = torch.tensor([[2, 5, 0, 0], [2, 5, 5, 0]])
-    batch = Trim(0)({"x": x, "y": torch.tensor([[1, 1, -100, -100], [1, 1, 1, -100]])})
+    batch = TrimPadding(0)({"x": x, "y": torch.tensor([[1, 1, -100, -100], [1, 1, 1, -100]])})
     assert batch["x"].tolist() == [[2, 5, 0], [2, 5, 5]]
     assert batch["y"].tolist() == [[1, 1, -100], [1, 1, 1]]
-    assert Trim(0)({"x": x[:1], "y": torch.tensor([1])})["x"].tolist() == [[2, 5]]
-    assert Trim(0)({"x": x[:0], "y": torch.tensor([])})["x"].shape == (0, 4)
+    assert TrimPadding(0)({"x": x[:1], "y": torch.tensor([1])})["x"].tolist() == [[2, 5]]
+    assert TrimPadding(0)({"x": x[:0], "y": torch.tensor([])})["x"].shape == (0, 4)
 
 
 def test_a_words_tag_stands_at_its_first_piece(tmp_path: Path, folder: Path) -> None:
@@ -299,7 +299,7 @@ def test_a_record_that_is_no_tagged_sentence_is_refused_in_one_line(tmp_path: Pa
 def test_a_tag_that_only_the_test_rows_have_is_refused(tmp_path: Path) -> None:
     train = write(tmp_path / "a.jsonl", {"tokens": ["a"], "tags": ["B-x"]})
     test = write(tmp_path / "b.jsonl", {"tokens": ["a"], "tags": ["B-y"]})
-    with pytest.raises(InputError, match="the tag 'B-y' is none of the training rows': O, B-x, I-x"):
+    with pytest.raises(InputError, match="the tag 'B-y' is not a tag of the training rows: O, B-x, I-x"):
         tags(train, test_path=str(test))
 
 

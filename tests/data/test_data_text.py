@@ -14,7 +14,7 @@ from real_data import real
 
 from potluck.core import InputError, SettingsError
 from potluck.data import Data, Federation, Source, load
-from potluck.data.records import LONGEST
+from potluck.data.jsonl import LONGEST
 from potluck.data.source import IGNORED
 from potluck.data.text import RESERVED
 from potluck.learn import losses
@@ -101,7 +101,7 @@ def test_a_text_is_its_lines_and_a_users_records_are_one_stream(tmp_path: Path) 
         (b"To be, or not to be\n", "line 1 is not JSON (Expecting value)"),
         (b"[" * 200_000 + b"\n", "line 1 is not JSON (RecursionError)"),
         (b'{"user": ' + b"9" * 5000 + b"}", "line 1 is not JSON (ValueError)"),
-        (b'\n\n["a"]\n', "line 3 holds no record"),
+        (b'\n\n["a"]\n', "line 3 does not hold a record"),
         (b'{"lines": ["b"]}', "line 1 has no user in quotes"),
         (b'{"user": 7, "lines": ["b"]}', "line 1 has no user in quotes"),
         (b'{"user": "a", "lines": "b"}', "line 1 has no list of lines in quotes, nor a text"),

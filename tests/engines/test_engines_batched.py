@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 from made_context import Odd, federation, rows
+from potluck.engines.batched import BatchedFits
 
 from potluck.core import Local, Model, Reply, digest, on_client
-from potluck.engines.batched import BatchedFits
 from potluck.methods import FedAvg, FedProx
 
 LOCAL = Local(lr=0.3, epochs=2, batch=4)

@@ -1,11 +1,11 @@
 """Live networks: their floats in one buffer, which changes nothing but the speed."""
 
 import torch
+from potluck.engines.network_slot import NetworkSlot
 from torch import nn
 
 from potluck.core import FlatArrays, Model, Spec, digest, pack, size, stream, unpack
 from potluck.engines.gate import _misfits, _wild
-from potluck.engines.network_slot import NetworkSlot
 from potluck.models import ModelZoo, make_spec
 from potluck.parts import WHOLE, OverlapMean
 

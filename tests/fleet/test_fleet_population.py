@@ -88,7 +88,7 @@ def test_clients_are_asked_equally_often() -> None:
 
 
 def test_the_queue_is_a_random_order_of_everyone() -> None:
-    orders = [tuple(population(3, seed=seed)._queue(0)) for seed in range(600)]
+    orders = [tuple(population(3, seed=seed)._random_order(0)) for seed in range(600)]
     assert len(set(orders)) == 6
     assert all(abs(count - 100) < 41 for count in Counter(orders).values())  # 4.5 * (600 / 6 * 5 / 6) ** 0.5 = 41
 
@@ -99,7 +99,7 @@ def test_a_cohort_out_of_a_million_costs_no_more_than_itself() -> None:
     assert len(set(ids(fleet, 0, 100))) == 100
     assert tracemalloc.get_traced_memory()[1] < 500_000
     tracemalloc.stop()
-    assert len(list(islice(fleet._queue(0), 5))) == 5
+    assert len(list(islice(fleet._random_order(0), 5))) == 5
 
 
 def test_unavailable_clients_are_passed_over_and_the_cohort_filled_with_others() -> None:
@@ -108,7 +108,7 @@ def test_unavailable_clients_are_passed_over_and_the_cohort_filled_with_others()
     there = set(ids(some, 0, 100))
     assert 30 < len(there) < 70
     assert set(ids(some, 0, 20)) <= there
-    assert set(islice((f"c{index}" for index in everyone._queue(0)), 10)) & there <= set(ids(some, 0, 20))
+    assert set(islice((f"c{index}" for index in everyone._random_order(0)), 10)) & there <= set(ids(some, 0, 20))
     assert ids(some, 0, 100) != ids(some, 1, 100)
 
 
@@ -133,7 +133,7 @@ def test_an_id_leads_back_to_its_index() -> None:
 
 @pytest.mark.parametrize("id", ["c20", "20", "c", "", "c-1", "c01", "c٣", "server", "cc1"])
 def test_a_strange_id_is_refused(id: str) -> None:
-    with pytest.raises(ValueError, match="is no client of this fleet; they are c0 to c19"):
+    with pytest.raises(ValueError, match="is no client of this fleet; its clients are c0 to c19"):
         population(20).index(id)
 
 

@@ -5,7 +5,18 @@ from __future__ import annotations
 import pytest
 
 from potluck.core import Cost, SettingsError, Work
-from potluck.fleet import PROFILES, Budget, Need, Price, Profile, fit, fits, need, price, profile
+from potluck.fleet import (
+    PROFILES,
+    Budget,
+    Price,
+    Profile,
+    Requirements,
+    fits,
+    price,
+    profile,
+    requirements,
+    widest_that_fits,
+)
 
 TOY = Profile("toy", memory=1000, flops=100.0, down=80.0, up=40.0, train_watts=3.0, radio_watts=2.0, source="modelled")
 
@@ -22,8 +33,8 @@ def test_measured_seconds_and_memory_have_no_part_in_the_modelled_price() -> Non
 def test_a_round_needs_weights_gradients_slots_activations_and_two_transfers() -> None:
     work = Work(flops=50, parameter_bytes=100, activation_bytes=200, parameters=25)
     # (1 + 1 + 1) * 100 + 200 bytes; down 8 * 100 / 80 = 10 s, up 8 * 100 / 40 = 20 s, 4 * 50 / 100 = 2 s.
-    assert need(work, TOY, Budget(steps=4, slots=1)) == Need(memory=500, seconds=32.0)
-    assert need(work, TOY, Budget(steps=4, slots=2)).memory == 600
+    assert requirements(work, TOY, Budget(steps=4, slots=1)) == Requirements(memory=500, seconds=32.0)
+    assert requirements(work, TOY, Budget(steps=4, slots=2)).memory == 600
 
 
 def test_training_fits_when_it_takes_no_more_than_its_share_of_the_memory() -> None:
@@ -47,15 +58,15 @@ def square(width: float) -> Work:
 
 def test_the_widest_that_fits_is_chosen_whatever_the_order() -> None:
     # 3 * 1600 and 3 * 400 exceed half of 1000; 3 * 100 does not.
-    assert fit((0.25, 1.0, 0.125, 0.5), square, TOY, Budget()) == 0.25
+    assert widest_that_fits((0.25, 1.0, 0.125, 0.5), square, TOY, Budget()) == 0.25
     # At 0.25: down 10 s, up 20 s, one step 1 s. At 0.125 a quarter of that.
-    assert fit((0.25, 1.0, 0.125, 0.5), square, TOY, Budget(seconds=30.9)) == 0.125
+    assert widest_that_fits((0.25, 1.0, 0.125, 0.5), square, TOY, Budget(seconds=30.9)) == 0.125
 
 
 def test_where_nothing_fits_the_narrowest_is_priced() -> None:
     said = r"no width fits the profile 'toy': the narrowest, 0\.5, takes 0\.0 MB and 124\.0 s of 0\.0 MB and 9 s; add"
     with pytest.raises(SettingsError, match=said):
-        fit((1.0, 0.5), square, TOY, Budget(seconds=9.0))
+        widest_that_fits((1.0, 0.5), square, TOY, Budget(seconds=9.0))
 
 
 def test_every_profile_says_that_it_is_modelled_and_is_of_a_sane_size() -> None:

@@ -13,7 +13,7 @@ import signal
 import sys
 from pathlib import Path
 
-from potluck.ledger import Checkpoints, RunFolder, sweep
+from potluck.ledger import Checkpoints, RunFolder, remove_partial_files
 
 ROUNDS = 3
 STEPS = ("write", "fsync", "replace", "unlink", "ftruncate")
@@ -25,7 +25,7 @@ def state(round, size=200_000):
 
 
 def write_checkpoints(folder):
-    sweep(folder)
+    remove_partial_files(folder)
     checkpoints = Checkpoints(folder, mark="life", keep=2)
     found = checkpoints.latest(warn=print)
     first = 0 if found is None else found[0] + 1

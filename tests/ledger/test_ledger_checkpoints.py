@@ -135,7 +135,7 @@ DAMAGE = [
     (of_another_model, "another model or other settings (mark 'other', this run's is 'mine')"),
     (of_a_newer_schema, "a newer Potluck wrote it (schema 2; this one reads 1)"),
     (of_another_round, "it says round 1 where 2 should be"),
-    (not_json, "its head is damaged"),
+    (not_json, "its header is damaged"),
     (promising_terabytes, "holds 9 bytes where 9000000000000 should be"),
 ]
 

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from potluck.ledger import Checkpoints, FolderError, sweep, write_atomically
+from potluck.ledger import Checkpoints, FolderError, remove_partial_files, write_atomically
 from potluck.ledger.files import write_together
 
 
@@ -33,9 +33,9 @@ def test_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_return(tm
 def test_leftovers_are_swept_and_nothing_else(tmp_path):
     for name in (".potluck-0123456789abcdef.part", "a", ".hidden", ".potluck-notes"):
         (tmp_path / name).write_bytes(b"")
-    assert sweep(tmp_path) == 1
+    assert remove_partial_files(tmp_path) == 1
     assert sorted(os.listdir(tmp_path)) == [".hidden", ".potluck-notes", "a"]
-    assert sweep(tmp_path / "not there") == 0
+    assert remove_partial_files(tmp_path / "not there") == 0
 
 
 @pytest.mark.parametrize("step", ["write", "fsync", "replace"])

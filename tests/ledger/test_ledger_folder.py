@@ -13,7 +13,7 @@ from potluck.ledger import (
     MissingRun,
     RunFolder,
     lock,
-    read,
+    read_journal,
     read_run,
 )
 
@@ -132,7 +132,7 @@ def test_a_rewind_goes_back_to_the_last_commit_in_every_part(path):
         folder.memories.commit(2, {"a": b"memory 2", "b": b""})
     with RunFolder.open(path) as folder:
         assert folder.rewind(pytest.fail) == (1, b"state 1")
-        assert [event["round"] for event in read(path / "ledger.jsonl")] == [0, 1]
+        assert [event["round"] for event in read_journal(path / "ledger.jsonl")] == [0, 1]
         assert folder.memories.read("a") == (1, b"memory 1")
         assert folder.memories.read("b") is None
 
@@ -170,7 +170,7 @@ def test_a_run_that_never_committed_starts_from_the_beginning(path):
         folder.memories.commit(0, {"a": b""})
     with RunFolder.open(path) as folder:
         assert folder.rewind(pytest.fail) is None
-        assert list(read(path / "ledger.jsonl")) == []
+        assert list(read_journal(path / "ledger.jsonl")) == []
         assert folder.memories.read("a") is None
 
 
@@ -185,8 +185,8 @@ def test_a_commit_on_a_full_disk_fails_whole_and_the_run_can_go_on_later(step, p
     with RunFolder.open(path) as folder:
         assert folder.rewind(pytest.fail) == (0, b"state 0")
         play(folder, [1])
-        assert [event["round"] for event in read(path / "ledger.jsonl")] == [0, 1]
-        assert [event["round"] for event in read(path / "scores.jsonl")] == [0, 1]
+        assert [event["round"] for event in read_journal(path / "ledger.jsonl")] == [0, 1]
+        assert [event["round"] for event in read_journal(path / "scores.jsonl")] == [0, 1]
 
 
 def test_on_the_way_out_of_an_error_a_full_disk_neither_hides_it_nor_keeps_the_lock(path, full_disk):

@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from potluck.ledger import DamagedRecord, FolderError, Journal, read
+from potluck.ledger import DamagedRecord, FolderError, Journal, read_journal
 
 
 @pytest.fixture
@@ -12,7 +12,7 @@ def journal(tmp_path):
 
 
 def rounds(path):
-    return [event["round"] for event in read(path)]
+    return [event["round"] for event in read_journal(path)]
 
 
 def test_events_reach_the_file_at_the_flush_and_in_order(journal):
@@ -36,8 +36,8 @@ def test_an_event_is_noted_as_it_was_when_it_was_added(journal):
 
 
 def test_a_journal_that_does_not_exist_yet_is_empty(journal):
-    assert list(read(journal.path)) == []
-    journal.cut(5)
+    assert list(read_journal(journal.path)) == []
+    journal.drop_after(5)
     journal.flush(sync=True)
     assert not journal.path.exists()
 
@@ -47,8 +47,8 @@ def test_odd_text_and_numbers_come_back(journal):
     for name in names:
         journal.add(client=name, loss=math.inf)
     journal.flush()
-    assert [event["client"] for event in read(journal.path)] == names
-    assert next(read(journal.path))["loss"] == math.inf
+    assert [event["client"] for event in read_journal(journal.path)] == names
+    assert next(read_journal(journal.path))["loss"] == math.inf
 
 
 def test_a_torn_last_line_is_not_there_yet(journal):
@@ -60,10 +60,10 @@ def test_a_torn_last_line_is_not_there_yet(journal):
 def test_a_broken_line_in_the_middle_is_named(line, journal):
     journal.path.write_bytes(b'{"round":0}\n' + line + b'\n{"round":1}\n')
     with pytest.raises(DamagedRecord, match=r"ledger.jsonl: line 2 is not a JSON object") as caught:
-        list(read(journal.path))
+        list(read_journal(journal.path))
     assert caught.value.exit_code == 3
     with pytest.raises(DamagedRecord, match="line 2"):
-        journal.cut(1)
+        journal.drop_after(1)
 
 
 def test_a_flush_after_a_kill_does_not_continue_the_torn_line(journal):
@@ -87,7 +87,7 @@ def test_a_cut_keeps_the_rounds_up_to_the_one_given_and_drops_a_torn_line(journa
     with open(journal.path, "ab") as file:
         file.write(b'{"round":1')
     journal.add(round=9)
-    journal.cut(1)
+    journal.drop_after(1)
     assert rounds(journal.path) == [0, 1, 1]
     journal.add(round=2)
     journal.flush()
@@ -98,7 +98,7 @@ def test_a_cut_that_drops_nothing_leaves_the_file_itself(journal):
     journal.add(round=1)
     journal.flush()
     before = os.stat(journal.path).st_ino
-    journal.cut(1)
+    journal.drop_after(1)
     assert os.stat(journal.path).st_ino == before
 
 
@@ -106,13 +106,13 @@ def test_events_without_a_round_stay_unless_they_follow_something_dropped(journa
     for event in ({"note": "begin"}, {"round": 0}, {"note": "kept"}, {"round": 1}, {"note": "dropped"}):
         journal.append(event)
     journal.flush()
-    journal.cut(0)
-    assert list(read(journal.path)) == [{"note": "begin"}, {"round": 0}, {"note": "kept"}]
+    journal.drop_after(0)
+    assert list(read_journal(journal.path)) == [{"note": "begin"}, {"round": 0}, {"note": "kept"}]
 
 
 def test_a_broken_line_after_the_last_round_kept_is_dropped_with_the_rest(journal):
     journal.path.write_bytes(b'{"round":0}\n\0\0\0\0":1}\n{"round":1}\n')
-    journal.cut(0)
+    journal.drop_after(0)
     assert journal.path.read_bytes() == b'{"round":0}\n'
 
 

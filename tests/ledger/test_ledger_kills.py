@@ -7,7 +7,7 @@ import time
 import pytest
 from ledger_life import ROUNDS, live, state
 
-from potluck.ledger import Checkpoints, read, sweep
+from potluck.ledger import Checkpoints, read_journal, remove_partial_files
 
 
 def verified_rounds(folder):
@@ -38,7 +38,7 @@ def kill_at_random_moments(start, folder, tries):
         assert process.wait() == -signal.SIGKILL
         rounds = verified_rounds(folder)
         assert max(rounds, default=-1) >= last
-        leftovers += sweep(folder)
+        leftovers += remove_partial_files(folder)
         assert not list(folder.glob(".*"))
     return last, leftovers
 
@@ -68,7 +68,7 @@ def test_a_kill_at_any_step_of_a_checkpoint_leaves_only_whole_ones(half, start, 
         rounds = verified_rounds(folder)
         assert last <= max(rounds, default=-1) <= last + 1
         assert len(rounds) <= 3
-        swept += sweep(folder)
+        swept += remove_partial_files(folder)
     assert swept == 16  # four for each checkpoint: the kills at both writes, at the fsync and at the replace
 
 
@@ -101,7 +101,7 @@ def test_each_round_and_client_counts_once_however_often_the_run_is_killed(start
     for step in (9, 25, 33, 21, 40):
         start("run", folder, "--die-at", step).wait()
     live(folder)
-    events = [(event["round"], event["client"]) for event in read(folder / "ledger.jsonl")]
+    events = [(event["round"], event["client"]) for event in read_journal(folder / "ledger.jsonl")]
     assert events == [(r, client) for r in range(ROUNDS) for client in ("a", f"only {r}")]
 
 

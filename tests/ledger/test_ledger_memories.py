@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from potluck.ledger import CheckpointError, FolderError, Memories, sweep
+from potluck.ledger import CheckpointError, FolderError, Memories, remove_partial_files
 from potluck.ledger import memories as module
 
 
@@ -104,7 +104,7 @@ def test_pruning_looks_only_at_clients_with_more_than_one_version(memories, monk
 
 
 def test_what_is_kept_in_mind_is_bounded_and_forgetting_it_changes_nothing(memories, monkeypatch):
-    monkeypatch.setattr(module, "_SHARDS_IN_MIND", 2)
+    monkeypatch.setattr(module, "_SHARDS_CACHED", 2)
     for round in (1, 2):
         memories.commit(round, {f"c{number}": b"%d" % number for number in range(50)})
     assert len(memories._shards) == 2
@@ -123,7 +123,7 @@ def test_any_text_can_be_a_clients_id(memories):
         assert sorted(reader.clients()) == sorted(ODD)
         for client in ODD:
             assert reader.read(client) == (1, client.encode("utf-8", "surrogatepass"))
-    assert sweep(memories.folder) == 0
+    assert remove_partial_files(memories.folder) == 0
 
 
 def test_file_names_differ_even_where_upper_and_lower_case_are_the_same(memories):
@@ -181,7 +181,7 @@ def test_a_full_disk_keeps_the_older_memories_and_the_commit_can_be_tried_again(
     assert memories.read("a") == (1, b"one")
     memories.commit(2, {"a": b"two", "b": b"two"})
     assert memories.read("b") == (2, b"two")
-    assert sweep(memories.folder) == 0
+    assert remove_partial_files(memories.folder) == 0
 
 
 def test_a_commit_of_nothing_makes_nothing(memories):

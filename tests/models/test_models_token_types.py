@@ -7,8 +7,8 @@ import torch
 from real_data import real
 
 from potluck.core import Model, SettingsError, stream
-from potluck.data.tokens import packed
-from potluck.data.wordpiece import WordPiece
+from potluck.data.tokenizer import encode_row
+from potluck.data.wordpiece import WordPieceTokenizer
 from potluck.models import ModelZoo, make_spec, tier_spec
 
 FIRST, SECOND, NOTHING = [1.0, 0.0], [0.0, 1.0], [0.0, 0.0]
@@ -81,9 +81,9 @@ STATES = {
 
 def test_a_real_encoder_s_tokens_are_its_own_tokenizer_s():
     folder = real("minilm-l6")
-    cut = WordPiece(folder)
+    cut = WordPieceTokenizer(folder)
     assert json.loads((folder / "tokenizer.json").read_bytes())["model"]["vocab"] == cut.known
-    assert packed(cut, 32, *map(cut, PAIR)) == IDS
+    assert encode_row(cut, 32, *map(cut, PAIR)) == IDS
     assert cut(ODD) == ODD_IDS
 
 

@@ -66,7 +66,9 @@ def test_what_cannot_be_exported_is_refused(trained, tmp_path):
     to = tmp_path / "model"
     with pytest.raises(SettingsError, match=r"--tier phone: this run has the tiers small, large\."):
         export(averaged.folder, to, tier="phone")
-    with pytest.raises(SettingsError, match=r"--client c8: 'c8' is no client of this fleet; they are c0 to c7\."):
+    with pytest.raises(
+        SettingsError, match=r"--client c8: 'c8' is no client of this fleet; its clients are c0 to c7\."
+    ):
         export(averaged.folder, to, client="c8")
     with pytest.raises(InputError, match="Local has no model for tier 'large' on the server; try --client c0"):
         export(alone.folder, to)

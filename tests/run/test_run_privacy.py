@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_runs import events, tiny
 
-from potluck.cli.display import result as shown
+from potluck.cli.display import print_result
 from potluck.core import SettingsError, Task, on_client
 from potluck.engines import ENGINES, Graphs
 from potluck.methods import METHODS, FedAvg
@@ -250,8 +250,8 @@ def test_the_promise_is_told_at_the_end_and_in_the_report(tmp_path, capsys):
     line = privacy_guarantee(read_record(result.folder))
     assert line.startswith("ε = 2 for all that a client uploaded (")
     assert "at δ = 1e-05; updates clipped to 1, with noise of " in line
-    shown(result, as_json=False)
+    print_result(result, as_json=False)
     assert f"privacy: {line}" in capsys.readouterr().out
     assert line in render([read_record(result.folder)], "x")
-    shown(result, as_json=True)
+    print_result(result, as_json=True)
     assert json.loads(capsys.readouterr().out)["privacy"]["epsilon"] == pytest.approx(2.0)

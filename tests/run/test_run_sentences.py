@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tiny_runs import scores, tiny
 
-from potluck.cli.display import told
+from potluck.cli.display import progress_text
 from potluck.core import SettingsError
 from potluck.data import from_arrays
 from potluck.report import compare_table, read_record, run_table, write_report
@@ -153,7 +153,7 @@ def test_reports_and_tables_name_the_score(tmp_path, hospitals):
 
 def test_the_progress_line_names_the_score():
     line = {"metric": "pearson", "global": {"test": {"pearson": 0.5}}, "tiers": {"s": {"test": {"pearson": 0.25}}}}
-    assert told(line, {}) == "pearson 0.500  s 0.250  0 B"
+    assert progress_text(line, {}) == "pearson 0.500  s 0.250  0 B"
 
 
 @pytest.mark.parametrize(

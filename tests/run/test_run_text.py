@@ -4,11 +4,11 @@ import json
 
 import pytest
 import torch
+from potluck.methods.frames.averaging import class_rows
 from tiny_runs import scores, tiny
 
 from potluck.core import Model, Reply, SettingsError, Tier, stream
 from potluck.methods import FedRolex
-from potluck.methods.frames.averaging import class_rows
 from potluck.models import ModelZoo, make_spec
 from potluck.parts import WHOLE, OverlapMean
 from potluck.report import write_report

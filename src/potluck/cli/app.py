@@ -1,4 +1,4 @@
-"""Commands. Rooms are imported inside them, so that `--help` is instant."""
+"""The commands. They import the rest of the package inside, so that `--help` is instant."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Format(StrEnum):
     json = "json"
 
 
-class Things(StrEnum):
-    """What can be listed."""
+class ListTopic(StrEnum):
+    """What `potluck list` can list."""
 
     methods = "methods"
     models = "models"
@@ -37,39 +37,50 @@ class Things(StrEnum):
 
 
 class EngineName(StrEnum):
-    """Engines by name."""
+    """The engines of `potluck list engines`, and auto."""
 
     auto = "auto"
     serial = "serial"
     wire = "wire"
     pool = "pool"
+    graphs = "graphs"
 
 
-Set = Annotated[
+SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, such as local.lr=0.05 or tier.phone.share=3."),
 ]
-As = Annotated[Format, typer.Option("--format", help="Print tables for people or one JSON object for programs.")]
-Carrier = Annotated[EngineName | None, typer.Option("--engine", help="How tasks reach devices.")]
+FormatOption = Annotated[Format, typer.Option("--format", help="Print a table, or one JSON object for programs.")]
+EngineOption = Annotated[
+    EngineName | None, typer.Option("--engine", help="What computes the clients' work; graphs needs a GPU.")
+]
+
+
+def _engine_changes(engine: EngineName | None) -> list[str]:
+    """The settings that --engine stands for."""
+    if engine is None:
+        return []
+    hardware = ["run.hardware=cuda"] if engine is EngineName.graphs else []  # graphs works on nothing else
+    return [f"run.engine={engine.value}", *hardware]
 
 
 @app.command(epilog="Example: potluck run experiments/digits.toml --set rounds=10 --engine serial")
 def run(
     file: Annotated[Path | None, typer.Argument(help="A TOML file; without one the built-in digits run.")] = None,
-    changes: Set = None,
+    changes: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; by default a new one under runs/.")] = None,
-    engine: Carrier = None,
-    format: As = Format.table,
+    engine: EngineOption = None,
+    format: FormatOption = Format.table,
 ) -> None:
     """Train a federation and keep everything in a run folder."""
     from potluck.cli import display
     from potluck.run import read_experiment
-    from potluck.run import run as start
+    from potluck.run import run as start_run
 
-    experiment = read_experiment(file, [*(changes or ()), *([f"run.engine={engine.value}"] if engine else ())])
-    with display.watching(experiment.rounds, experiment.name) as watch:
-        result = start(experiment, out, watch=watch)
-    display.result(result, format is Format.json)
+    experiment = read_experiment(file, [*(changes or ()), *_engine_changes(engine)])
+    with display.show_progress(experiment.rounds, experiment.name) as watch:
+        result = start_run(experiment, out, watch=watch)
+    display.print_result(result, format is Format.json)
 
 
 @app.command(epilog="Example: potluck resume runs/digits-fedavg-s0 --rounds 60")
@@ -77,21 +88,21 @@ def resume(
     folder: Annotated[Path, typer.Argument(help="A run folder.")],
     rounds: Annotated[
         int | None,
-        typer.Option(help="Go on to this many rounds; by default, to as many as were last asked for.", min=0),
+        typer.Option(help="Continue to this many rounds; by default, to the number last asked for.", min=0),
     ] = None,
-    engine: Carrier = None,
-    format: As = Format.table,
+    engine: EngineOption = None,
+    format: FormatOption = Format.table,
 ) -> None:
-    """Go on with a run that was stopped, as if it never had been."""
+    """Continue a run that was stopped; the result is the same as without the stop."""
     from potluck.cli import display
     from potluck.ledger import read_run
-    from potluck.run import resume as go_on
+    from potluck.run import resume as continue_run
 
     manifest = read_run(folder).manifest
     length = int(manifest["rounds"]) if rounds is None else rounds
-    with display.watching(length, str(manifest["name"])) as watch:
-        result = go_on(folder, rounds=rounds, engine=engine.value if engine else None, watch=watch)
-    display.result(result, format is Format.json)
+    with display.show_progress(length, str(manifest["name"])) as watch:
+        result = continue_run(folder, rounds=rounds, engine=engine.value if engine else None, watch=watch)
+    display.print_result(result, format is Format.json)
 
 
 @app.command(
@@ -103,31 +114,31 @@ def compare(
         str | None, typer.Option(help="Names, comma-separated; name:key=value sets a method's own setting.")
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds, comma-separated.")] = None,
-    changes: Set = None,
-    out: Annotated[Path | None, typer.Option(help="Where the runs go; what is done there already is kept.")] = None,
-    engine: Carrier = None,
-    format: As = Format.table,
+    changes: SetOption = None,
+    out: Annotated[Path | None, typer.Option(help="The folder of the runs; finished runs in it are kept.")] = None,
+    engine: EngineOption = None,
+    format: FormatOption = Format.table,
 ) -> None:
     """Run several methods on the same data, clients and cohorts; print a table and write one report."""
-    from potluck.cli import comparing, display
+    from potluck.cli import arguments, display
     from potluck.report import compare_rows, read_record, write_report
-    from potluck.run import compare as run_all
+    from potluck.run import compare as run_comparison
     from potluck.run import read_experiment
 
-    experiment = read_experiment(file, [*(changes or ()), *([f"run.engine={engine.value}"] if engine else ())])
-    wanted = comparing.methods(experiment, methods)
-    numbers = comparing.seeds(experiment, seeds)
-    folder = out or comparing.fresh(experiment.name)
-    with display.comparing(experiment.rounds) as watcher:
-        results = run_all(experiment, folder, wanted, numbers, watcher)
+    experiment = read_experiment(file, [*(changes or ()), *_engine_changes(engine)])
+    wanted = arguments.comparison_methods(experiment, methods)
+    numbers = arguments.comparison_seeds(experiment, seeds)
+    folder = out or arguments.new_comparison_folder(experiment.name)
+    with display.show_comparison_progress(experiment.rounds) as watcher:
+        results = run_comparison(experiment, folder, wanted, numbers, watcher)
     runs = [read_record(result.folder) for result in results]
     page = write_report([result.folder for result in results], folder / "report.html", title=experiment.name)
     if format is Format.json:
         rows = compare_rows(runs)
         display.print_json({"report": str(page), "runs": [r.plain() for r in results], "rows": rows})
         return
-    display.results(runs)
-    display.say(f"report: {page}")
+    display.print_comparison(runs)
+    display.print_line(f"report: {page}")
 
 
 @app.command(epilog="Example: potluck report runs/digits-fedavg-s0 runs/digits-fedprox-s0 --to both.html")
@@ -137,52 +148,61 @@ def report(
     title: Annotated[str | None, typer.Option(help="The page's title.")] = None,
 ) -> None:
     """Write one self-contained HTML page about one run or many."""
-    from potluck.cli import comparing, display
+    from potluck.cli import arguments, display
     from potluck.report import write_report
 
-    found = comparing.run_folders(folders)
-    display.say(f"report: {write_report(found, to or folders[0] / 'report.html', title)}")
+    found = arguments.run_folders(folders)
+    display.print_line(f"report: {write_report(found, to or folders[0] / 'report.html', title)}")
 
 
 @app.command(epilog="Example: potluck export runs/digits-fedavg-s0 --tier phone --to phone_model")
 def export(
     folder: Annotated[Path, typer.Argument(help="A run folder.")],
-    to: Annotated[Path, typer.Option(help="Where the model goes.")],
-    tier: Annotated[str | None, typer.Option(help="Whose model; by default the largest tier's.")] = None,
-    client: Annotated[str | None, typer.Option(help="A client's own model, where models live on clients.")] = None,
+    to: Annotated[Path, typer.Option(help="The folder to write the model to.")],
+    tier: Annotated[
+        str | None, typer.Option(help="The tier whose model to write; by default the largest tier.")
+    ] = None,
+    client: Annotated[
+        str | None, typer.Option(help="The client whose model to write, if models live on clients.")
+    ] = None,
     server: Annotated[
-        bool, typer.Option("--server", help="The server's own model, which may be larger than any tier's.")
+        bool, typer.Option("--server", help="Write the server's own model, which may be larger than any tier's.")
     ] = False,
 ) -> None:
-    """Write a tier's model as safetensors, with what is needed to load it as a plain nn.Module."""
+    """Write the model of a tier as safetensors, ready to load as a plain nn.Module."""
     from potluck.cli import display
     from potluck.run import export as write
 
     write(folder, to, tier, client, server)
-    display.say(f"wrote {to}/model.safetensors and {to}/model.json")
-    display.say(f'load it with: from potluck.models import load; net = load("{to}")')
+    display.print_line(f"wrote {to}/model.safetensors and {to}/model.json")
+    display.print_line(f'load it with: from potluck.models import load; net = load("{to}")')
 
 
 @app.command(name="list", epilog="Example: potluck list methods --format json")
-def list_things(
-    what: Annotated[Things, typer.Argument(help="What to list.")],
-    format: As = Format.table,
+def list_topic(
+    what: Annotated[ListTopic, typer.Argument(help="What to list.")],
+    format: FormatOption = Format.table,
 ) -> None:
-    """List what there is: methods, models, data, engines, device profiles."""
+    """List methods, models, data sets, engines or device profiles."""
     from potluck.cli import display, listing
 
     rows: list[dict[str, Any]] = listing.rows(what.value)
     if format is Format.json:
         display.print_json(rows)
         return
-    display.listed(what.value, listing.shown(what.value, rows))
+    display.print_rows(what.value, listing.table_rows(what.value, rows))
 
 
 @app.callback(invoke_without_command=True)
-def start(version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False) -> None:
+def potluck(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    debug: Annotated[  # `main` has read it already; it is here for --help
+        bool, typer.Option("--debug", help="Show the traceback of an error; also with POTLUCK_DEBUG=1.")
+    ] = False,
+) -> None:
     """Federated learning where every device brings what it can."""
     if version:
-        from importlib.metadata import version as found
+        from importlib.metadata import version as installed_version
 
-        print(f"potluck {found('potluck')}")
+        print(f"potluck {installed_version('potluck')}")
         raise typer.Exit

@@ -1,4 +1,4 @@
-"""What a person sees: live progress on a terminal, plain lines elsewhere, tables at the end."""
+"""What the commands print: progress bars on a terminal, plain lines elsewhere, tables and JSON at the end."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ OUT = Console()
 ERR = Console(stderr=True)
 
 
-class Lines:
-    """Plain lines, one a scored round; at most one every so many seconds, and always the last."""
+class LineProgress:
+    """Progress as plain lines: one for each scored round, at most one every `pause` seconds, and always the last."""
 
     def __init__(self, rounds: int, title: str, pause: float = 0.5) -> None:
         self.rounds, self.title, self.pause = rounds, title, pause
@@ -35,14 +35,17 @@ class Lines:
             return
         self.last = now
         left = (now - self.started) / max(done, 1) * (self.rounds - done)
-        print(f"{self.title}: round {done}/{self.rounds}  {told(scores, totals)}  {left:.0f} s left", file=ERR.file)
+        print(
+            f"{self.title}: round {done}/{self.rounds}  {progress_text(scores, totals)}  {left:.0f} s left",
+            file=ERR.file,
+        )
 
     def warn(self, text: str) -> None:
         print(f"{self.title}: {text}", file=ERR.file)
 
 
-class Bar:
-    """A live bar with what is known so far."""
+class BarProgress:
+    """Progress as a live bar with the newest scores."""
 
     def __init__(self, progress: Progress, task: Any, rounds: int) -> None:
         self.progress, self.task, self.rounds = progress, task, rounds
@@ -50,35 +53,35 @@ class Bar:
     def round(self, done: int, scores: Mapping[str, Any] | None, totals: Mapping[str, float]) -> None:
         self.progress.update(self.task, completed=done)
         if scores:
-            self.progress.update(self.task, told=told(scores, totals))
+            self.progress.update(self.task, scores=progress_text(scores, totals))
 
     def warn(self, text: str) -> None:
         self.progress.console.print(text, markup=False, style="yellow")
 
 
-def told(scores: Mapping[str, Any] | None, totals: Mapping[str, float]) -> str:
-    """The score per tier and bytes so far, in a few words."""
+def progress_text(scores: Mapping[str, Any] | None, totals: Mapping[str, float]) -> str:
+    """The score of each tier and the bytes sent so far, in one line."""
     words = []
     if scores:
         whole, metric = scores.get("global"), scores.get("metric", "accuracy")
         if whole:
-            words.append(f"{metric} {_share(whole['test'][metric], metric)}")
+            words.append(f"{metric} {_format_score(whole['test'][metric], metric)}")
         elif scores.get("clients"):
-            words.append(f"clients' mean {_share(scores['clients']['mean'], metric)}")
+            words.append(f"clients' mean {_format_score(scores['clients']['mean'], metric)}")
         for name, tier in scores["tiers"].items():
-            shown = (tier.get("test") or {}).get(metric, (tier.get("clients") or {}).get("mean"))
-            words.append(f"{name} {_share(shown, metric)}")
-    return "  ".join([*words, size(totals.get("bytes_down", 0) + totals.get("bytes_up", 0))])
+            score = (tier.get("test") or {}).get(metric, (tier.get("clients") or {}).get("mean"))
+            words.append(f"{name} {_format_score(score, metric)}")
+    return "  ".join([*words, format_bytes(totals.get("bytes_down", 0) + totals.get("bytes_up", 0))])
 
 
-def _share(value: float | None, metric: str) -> str:
+def _format_score(value: float | None, metric: str) -> str:
     from potluck.report import MetricFormat
 
     return "none" if value is None else MetricFormat.of_metric(metric).format(value).replace(" ", "")
 
 
-def size(count: float) -> str:
-    """Bytes for people."""
+def format_bytes(count: float) -> str:
+    """A number of bytes in the unit that fits."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -91,91 +94,93 @@ def _progress() -> Progress:
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[told]}"),
+        TextColumn("{task.fields[scores]}"),
         TimeRemainingColumn(),
         console=ERR,
     )
 
 
 @contextmanager
-def watching(rounds: int, title: str) -> Iterator[Lines | Bar]:
-    """Someone to watch one run."""
+def show_progress(rounds: int, title: str) -> Iterator[LineProgress | BarProgress]:
+    """Shows the progress of one run while the block runs."""
     if not ERR.is_terminal:
-        yield Lines(rounds, title)
+        yield LineProgress(rounds, title)
         return
     with _progress() as progress:
-        yield Bar(progress, progress.add_task(title, total=rounds, told="starting"), rounds)
+        yield BarProgress(progress, progress.add_task(title, total=rounds, scores="starting"), rounds)
 
 
 @contextmanager
-def comparing(rounds: int) -> Iterator[Callable[[str, int], Lines | Bar]]:
-    """Someone to watch many runs: one bar or one set of lines each."""
+def show_comparison_progress(rounds: int) -> Iterator[Callable[[str, int], LineProgress | BarProgress]]:
+    """Shows the progress of several runs: yields a function that makes a bar, or lines, for each run."""
     if not ERR.is_terminal:
-        yield lambda label, seed: Lines(rounds, f"{label} seed {seed}", pause=3.0)
+        yield lambda label, seed: LineProgress(rounds, f"{label} seed {seed}", pause=3.0)
         return
     with _progress() as progress:
-        yield lambda label, seed: Bar(
-            progress, progress.add_task(f"{label} seed {seed}", total=rounds, told="starting"), rounds
+        yield lambda label, seed: BarProgress(
+            progress, progress.add_task(f"{label} seed {seed}", total=rounds, scores="starting"), rounds
         )
 
 
-def result(found: Result, as_json: bool) -> None:
-    """What a run came to, and where it lies."""
+def print_result(found: Result, as_json: bool) -> None:
+    """Prints the result of a run, and its folder."""
     if as_json:
         print_json(found.plain())
         return
     from potluck.report import privacy_guarantee, read_record, refusal_summary, run_table
 
     run = read_record(found.folder)
-    show(run_table(run))
+    print_table(run_table(run))
     if why := refusal_summary(run):
-        say(f"refused: {why}")
+        print_line(f"refused: {why}")
     if guarantee := privacy_guarantee(run):
-        say(f"privacy: {guarantee}")
-    say(f"folder: {found.folder}")
-    say(f"next:   potluck report {found.folder}")
+        print_line(f"privacy: {guarantee}")
+    print_line(f"folder: {found.folder}")
+    print_line(f"next:   potluck report {found.folder}")
 
 
-def results(found: Sequence[RunRecord]) -> None:
-    """What several runs came to, beside each other."""
+def print_comparison(found: Sequence[RunRecord]) -> None:
+    """Prints the results of several runs in one table."""
     from potluck.report import compare_table, needs_table, refusal_summary
 
-    show(compare_table(found))
+    print_table(compare_table(found))
     if needs := needs_table(found):
-        show(needs)
+        print_table(needs)
     for run in found:
         if why := refusal_summary(run):
-            say(f"refused in {run.label}, seed {run.seed}: {why}")
+            print_line(f"refused in {run.label}, seed {run.seed}: {why}")
 
 
 def print_json(value: Any) -> None:
-    """One line of JSON; a number that is not finite, such as the loss of a run that diverged, becomes null."""
-    print(json.dumps(_finite(value), allow_nan=False))
+    """Prints one line of JSON; a number that is not finite, such as the loss of a diverged run, becomes null."""
+    print(json.dumps(_without_nan(value), allow_nan=False))
 
 
-def _finite(value: Any) -> Any:
+def _without_nan(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [_without_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def listed(what: str, rows: list[dict[str, str]]) -> None:
-    """Rows as a table."""
+def print_rows(what: str, rows: list[dict[str, str]]) -> None:
+    """Prints rows as a table."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in rows[0]:
         table.add_column(column, no_wrap=column == "name")
     for row in rows:
         table.add_row(*row.values())
-    show(table)
+    print_table(table)
     if what == "profiles":
-        say("Every figure is modelled; --format json says from what.")
+        print_line("Every figure is modelled; --format json gives the source of each.")
 
 
-def show(table: Table) -> None:
+def print_table(table: Table) -> None:
+    """Prints a table to standard output."""
     OUT.print(table)
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
+    """Prints a line to standard output, without wrapping it."""
     OUT.print(text, markup=False, highlight=False, soft_wrap=True)

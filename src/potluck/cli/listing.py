@@ -1,4 +1,4 @@
-"""What there is to choose from, as rows."""
+"""The rows that `potluck list` prints: methods, models, data sets, engines and device profiles."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from dataclasses import asdict
 from typing import Any
 
 
-def rows(what: str) -> list[dict[str, Any]]:
-    """One row per thing; the first column is its name in settings."""
+def rows(topic: str) -> list[dict[str, Any]]:
+    """One row for each item of a topic; the first column is the name to use in settings."""
     return {
         "methods": _methods,
         "models": _models,
         "data": _data,
         "engines": _engines,
         "profiles": _profiles,
-    }[what]()
+    }[topic]()
 
 
 def _methods() -> list[dict[str, Any]]:
@@ -25,7 +25,7 @@ def _methods() -> list[dict[str, Any]]:
         {
             "name": name,
             "about": _first_line(kind),
-            "facts": asdict(told) if (told := facts_of(kind())) else {},
+            "facts": asdict(facts) if (facts := facts_of(kind())) else {},
             "settings": {k: v for k, v in settings(kind()).items() if k != "local"},
         }
         for name, kind in METHODS.items()
@@ -56,11 +56,11 @@ def _profiles() -> list[dict[str, Any]]:
     return [asdict(profile) for profile in PROFILES.values()]
 
 
-def shown(what: str, found: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """The rows with figures in units that people read."""
-    if what == "methods":
-        return [_method(row) for row in found]
-    if what != "profiles":
+def table_rows(topic: str, found: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """The rows as text, with figures in readable units."""
+    if topic == "methods":
+        return [_method_row(row) for row in found]
+    if topic != "profiles":
         return [{key: _cell(value) for key, value in row.items()} for row in found]
     return [
         {
@@ -74,7 +74,7 @@ def shown(what: str, found: list[dict[str, Any]]) -> list[dict[str, str]]:
     ]
 
 
-def _method(row: dict[str, Any]) -> dict[str, str]:
+def _method_row(row: dict[str, Any]) -> dict[str, str]:
     from potluck.report import format_needs
 
     return {**{key: _cell(value) for key, value in row.items()}, "facts": format_needs(row["facts"])}
@@ -87,7 +87,7 @@ def _cell(value: Any) -> str:
 
 
 def _brief(value: Any) -> str:
-    """A setting; of a table its name, or that it is one."""
+    """A setting as text; a nested table is shown by its name."""
     return str(value.get("name", "{…}")) if isinstance(value, dict) else str(value)
 
 

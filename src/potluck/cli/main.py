@@ -1,4 +1,4 @@
-"""The way in and the way out: one line for every mistake, and an exit code that says which kind it was."""
+"""The entry point: one line for every error, and an exit code that says which kind it is."""
 
 from __future__ import annotations
 
@@ -8,58 +8,59 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+DEBUG_VARIABLE = "POTLUCK_DEBUG"
 INTERRUPTED = 130
 RESOURCE = 6
-UNREAD = 141
-"""What a shell makes of SIGPIPE: the reader of our output left while there was more to say."""
+OUTPUT_CLOSED = 141
+"""The exit code of SIGPIPE: the reader of our output closed it before the end."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line; ``--debug`` anywhere shows tracebacks."""
+    """Runs the command line; ``--debug`` anywhere, or POTLUCK_DEBUG=1, shows the traceback of an error."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in given
+    debug = "--debug" in given or os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
     given = [argument for argument in given if argument != "--debug"]
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # so that `name = "my_module:MyMethod"` finds a file beside the settings
     try:
-        code = _called(given)
+        code = _run_command(given)
     except KeyboardInterrupt as stop:
         print(f"potluck: {str(stop) or 'interrupted'}", file=sys.stderr)
         code = INTERRUPTED
     except BrokenPipeError:
-        code = UNREAD
+        code = OUTPUT_CLOSED
     except Exception as fault:
         if debug:
             traceback.print_exc()
-        code = _told(fault)
-    _leave(code)
+        code = _print_error(fault)
+    _exit(code)
 
 
-def _called(given: list[str]) -> int:
+def _run_command(given: list[str]) -> int:
     import typer
 
     from potluck.cli.app import app
 
-    # Typer may bring click or its own copy of it; the common parent of its usage errors is the same in both.
-    mistake: type[Exception] = typer.BadParameter.__mro__[2]
+    # Typer may use click or its own copy of it; in both, the usage errors have the same common parent.
+    usage_error: type[Exception] = typer.BadParameter.__mro__[2]
     command = typer.main.get_command(app)
     try:
-        # Not `app(...)`, which would swallow what an interruption has to say.
+        # Not `app(...)`, which would hide the message of an interruption.
         with command.make_context("potluck", given or ["--help"]) as context:
             command.invoke(context)
         return 0
     except typer.Exit as left:
         return int(left.exit_code)
-    except mistake as fault:
-        said = getattr(fault, "format_message", fault.__str__)()
-        text = " ".join(str(said).replace("Value error, ", "").split()).rstrip(".")
+    except usage_error as fault:
+        message = getattr(fault, "format_message", fault.__str__)()
+        text = " ".join(str(message).replace("Value error, ", "").split()).rstrip(".")
         end = "" if text.endswith("?") else "."
         print(f"potluck: {text}{end} Try `potluck --help`.", file=sys.stderr)
         return int(getattr(fault, "exit_code", 2))
 
 
-def _told(fault: Exception) -> int:
-    """Says what went wrong in one line, and returns the exit code for it."""
+def _print_error(fault: Exception) -> int:
+    """Prints what went wrong in one line; returns the exit code."""
     if _out_of_memory(fault):
         print("potluck: out of memory. Use fewer workers (--set run.workers=1) or a smaller model.", file=sys.stderr)
         return RESOURCE
@@ -71,20 +72,20 @@ def _told(fault: Exception) -> int:
         print(f"potluck: {fault.filename or 'the machine'}: {fault.strerror}.", file=sys.stderr)
         return RESOURCE
     text = " ".join(str(fault).split())
-    print(f"potluck: {type(fault).__name__}: {text} (an error of ours; --debug shows where)", file=sys.stderr)
+    print(f"potluck: {type(fault).__name__}: {text} (internal error; rerun with --debug)", file=sys.stderr)
     return 1
 
 
 def _out_of_memory(fault: Exception) -> bool:
-    """Whether memory ran out, in Python's words, the system's or torch's."""
+    """Whether memory ran out, according to Python, the system or torch."""
     if isinstance(fault, OSError) and fault.errno == errno.ENOMEM:
         return True
-    told = ("not enough memory", "can't allocate memory", "cannot allocate memory")
-    return isinstance(fault, MemoryError) or any(words in str(fault).lower() for words in told)
+    messages = ("not enough memory", "can't allocate memory", "cannot allocate memory")
+    return isinstance(fault, MemoryError) or any(words in str(fault).lower() for words in messages)
 
 
-def _leave(code: int) -> None:
-    """Exits; a reader that closed our output early (`| head`) is no error."""
+def _exit(code: int) -> None:
+    """Exits with this code; a reader that closed our output early (`| head`) is not an error."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:

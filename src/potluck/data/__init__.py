@@ -1,8 +1,10 @@
 """Data sets, and who holds which rows of them."""
 
-from potluck.data.federation import Federation, Shard
+from potluck.data.federation import ClientShard, Federation
+from potluck.data.registry import load, load_public, sources
 from potluck.data.settings import Data
-from potluck.data.source import Scale, Source, from_arrays
-from potluck.data.sources import load, load_public, sources
+from potluck.data.source import InputScaling, Source, from_arrays
 
-__all__ = ["Data", "Federation", "Scale", "Shard", "Source", "from_arrays", "load", "load_public", "sources"]
+__all__ = [
+    "ClientShard", "Data", "Federation", "InputScaling", "Source", "from_arrays", "load", "load_public", "sources",
+]  # fmt: skip

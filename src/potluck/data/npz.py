@@ -1,4 +1,4 @@
-"""NumPy's npz files: x and y, and if there a column of users, names, a test set, or where recordings begin."""
+"""NumPy's npz files: x and y and, if present, users, class names, a test set, or the offsets of recordings."""
 
 from __future__ import annotations
 
@@ -14,54 +14,61 @@ from typing import IO
 import numpy as np
 from numpy.lib import format as npy
 
-from potluck.core import InputError
-from potluck.data.guard import PIECE, fault, fill, found, looks_pickled, pickled, unfolds
+from potluck.core import InputError, SettingsError
+from potluck.data.safe_reading import (
+    PIECE,
+    check_expansion,
+    existing_path,
+    file_error,
+    looks_like_pickle,
+    pickle_error,
+    read_array,
+)
 from potluck.data.settings import Data
 from potluck.data.source import Array, Source, from_arrays
-from potluck.data.windows import windows
 
 USERS = ("user", "subject", "speaker")
-"""Names under which a file may say whose row each is; the first one there counts. Where it has their plural too, the
-column holds places in that list of names, in which an empty name is nobody's."""
+"""Names of the user column; the first one present counts. If the file also has the plural (`users`), the column holds
+indices into that list of names, where an empty name means no user."""
 
 _BROKEN = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError, ValueError)
-"""What a damaged zip file makes its reader raise; EINVAL when it points to before its own start."""
+"""What `zipfile` raises for a damaged file; OSError with EINVAL if an offset points before the start of the file."""
 
 
 def read(data: Data) -> Source:
-    """One npz file with x, y and optionally user (or subject, speaker), classes (names), x_test, y_test, off."""
-    path = found(data.path, data.name)
+    """Reads one npz file with x, y and optionally user (or subject, speaker), classes (names), x_test, y_test, off."""
+    path = existing_path(data.path, data.name)
     if path.is_dir():
         raise InputError(f"{data.path}: a folder; set data.path to the npz file")
     try:
-        with _Sips(FileIO(path)) as raw, zipfile.ZipFile(raw) as file:
+        with _LimitedReader(FileIO(path)) as raw, zipfile.ZipFile(raw) as file:
             arrays = _arrays(file, path)
     except _BROKEN as error:
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # the disk's fault, not the file's
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # an error of the disk, not of the file
             raise
         reason = str(error) or type(error).__name__
-        raise fault(path, f"not a whole npz file ({reason}); save it again with numpy.savez") from None
+        raise file_error(path, f"not a complete npz file ({reason}); save it again with numpy.savez") from None
     return _source(arrays, data, str(path))
 
 
-class _Sips(BufferedReader):
-    """A file that refuses to be read in large gulps: a zip directory of a million entries is not worth the memory."""
+class _LimitedReader(BufferedReader):
+    """A file that reads at most PIECE bytes at once, so that a huge zip directory cannot fill the memory."""
 
     def read(self, size: int | None = -1, /) -> bytes:
-        sip = super().read(size if size is not None and 0 <= size <= PIECE else PIECE + 1)
-        if len(sip) > PIECE:
+        piece = super().read(size if size is not None and 0 <= size <= PIECE else PIECE + 1)
+        if len(piece) > PIECE:
             raise zipfile.BadZipFile(f"its directory takes more than {PIECE:,} bytes")
-        return sip
+        return piece
 
 
 def _arrays(file: zipfile.ZipFile, path: Path) -> dict[str, Array]:
     if any(name.endswith((".pkl", ".pickle")) for name in file.namelist()):
-        raise pickled(path)
+        raise pickle_error(path)
     known = {*USERS, *(f"{name}s" for name in USERS), "off", "x", "y", "x_test", "y_test", "classes"}
     members = [entry for entry in file.infolist() if entry.filename.removesuffix(".npy") in known]
     if any(entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for entry in members):
-        raise fault(path, "compressed in a way that NumPy does not write; save it again with numpy.savez")
-    unfolds(path, sum(entry.file_size for entry in members))
+        raise file_error(path, "compressed in a way that NumPy does not write; save it again with numpy.savez")
+    check_expansion(path, sum(entry.file_size for entry in members))
     return {entry.filename.removesuffix(".npy"): _member(file, entry, path) for entry in members}
 
 
@@ -71,8 +78,10 @@ def _member(file: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> Array:
         size = math.prod(shape) * dtype.itemsize
         held = entry.file_size - body.tell()
         if size != held:
-            raise fault(path, f"{entry.filename} names {size:,} bytes in its header and holds {held:,}; save it again")
-        flat = fill(body, dtype, (math.prod(shape),), path)
+            raise file_error(
+                path, f"{entry.filename} names {size:,} bytes in its header and holds {held:,}; save it again"
+            )
+        flat = read_array(body, dtype, (math.prod(shape),), path)
         return flat.reshape(shape, order="F" if by_columns else "C")
 
 
@@ -83,13 +92,13 @@ def _header(body: IO[bytes], name: str, path: Path) -> tuple[tuple[int, ...], bo
         shape, by_columns, dtype = reader(body)
         if any(length < 0 for length in shape):
             raise ValueError(f"a shape of {shape}")
-    except Exception as error:  # a header is a Python literal: a hostile one fails in any way it likes
+    except Exception as error:  # a header is a Python literal: a hostile one can raise anything
         body.seek(0)
-        if looks_pickled(body.read(4096)):
-            raise pickled(path, name) from None
-        raise fault(path, f"{name} is no NumPy array ({type(error).__name__}); save it again") from None
+        if looks_like_pickle(body.read(4096)):
+            raise pickle_error(path, name) from None
+        raise file_error(path, f"{name} is not a NumPy array ({type(error).__name__}); save it again") from None
     if dtype.hasobject:
-        raise pickled(path, name)
+        raise pickle_error(path, name)
     return shape, by_columns, dtype
 
 
@@ -97,20 +106,20 @@ def _source(arrays: dict[str, Array], data: Data, name: str) -> Source:
     for wanted in ("x", "y"):
         if wanted not in arrays:
             raise InputError(f"{name}: no array named {wanted}; save it with numpy.savez(path, x=..., y=...)")
-    x, y, user = arrays["x"], arrays["y"], _who(arrays, name)
+    x, y, user = arrays["x"], arrays["y"], _user_column(arrays, name)
     if "off" in arrays:
-        x, recording = windows(x, arrays["off"], data.window, name)
-        y = _of(y, recording, arrays["off"], name)
-        user = None if user is None else _of(user, recording, arrays["off"], name)
+        x, recording = cut_windows(x, arrays["off"], data.window, name)
+        y = _repeat_for_windows(y, recording, arrays["off"], name)
+        user = None if user is None else _repeat_for_windows(user, recording, arrays["off"], name)
     elif data.window:
         raise InputError(f"{name}: data.window = {data.window}, but no 'off' says where recordings begin; leave it out")
     classes = arrays.get("classes")
     names = tuple(map(str, classes.tolist())) if classes is not None and classes.ndim == 1 else ()
     return from_arrays(
-        _shaped(x, data, name),
+        _reshape(x, data, name),
         y,
         user,
-        _shaped(arrays["x_test"], data, name) if "x_test" in arrays else None,
+        _reshape(arrays["x_test"], data, name) if "x_test" in arrays else None,
         arrays.get("y_test"),
         names=names,
         size=data.size,
@@ -119,28 +128,61 @@ def _source(arrays: dict[str, Array], data: Data, name: str) -> Source:
     )
 
 
-def _who(arrays: dict[str, Array], name: str) -> Array | None:
-    """Whose each row is, by name where names are given."""
+def _user_column(arrays: dict[str, Array], name: str) -> Array | None:
+    """The user of each row, by name if names are given."""
     key = next((key for key in USERS if key in arrays), None)
     if key is None or f"{key}s" not in arrays:
         return None if key is None else arrays[key]
     column, names = arrays[key], arrays[f"{key}s"]
-    places = np.issubdtype(column.dtype, np.integer) and names.ndim == 1
-    if not places or (column.size and not 0 <= column.min() <= column.max() < len(names)):
-        raise InputError(f"{name}: {key} must hold places in the list {key}s, whole numbers from 0 to {len(names) - 1}")
+    valid = np.issubdtype(column.dtype, np.integer) and names.ndim == 1
+    if not valid or (column.size and not 0 <= column.min() <= column.max() < len(names)):
+        raise InputError(f"{name}: {key} must hold indices into {key}s, whole numbers from 0 to {len(names) - 1}")
     return names[column]
 
 
-def _of(column: Array, recording: Array, off: Array, name: str) -> Array:
-    """A column of recordings as one of windows."""
+def _repeat_for_windows(column: Array, recording: Array, off: Array, name: str) -> Array:
+    """A column with one value per recording as one with one value per window."""
     if column.shape != (len(off) - 1,):
-        raise InputError(f"{name}: a column of shape {column.shape}; off names {len(off) - 1} recordings")
+        raise InputError(
+            f"{name}: a column of shape {column.shape}; give one value for each of {len(off) - 1} recordings"
+        )
     return column[recording]
 
 
-def _shaped(x: Array, data: Data, name: str) -> Array:
+def _reshape(x: Array, data: Data, name: str) -> Array:
     if not data.shape:
         return x
     if x.ndim == 0 or math.prod(x.shape[1:]) != math.prod(data.shape):
-        raise InputError(f"{name}: samples of shape {x.shape[1:]} cannot take data.shape = {list(data.shape)}")
+        raise InputError(
+            f"{name}: samples of shape {x.shape[1:]} cannot take data.shape = {list(data.shape)}; change it"
+        )
     return x.reshape(len(x), *data.shape)
+
+
+def cut_windows(x: Array, off: Array, length: int, name: str) -> tuple[Array, Array]:
+    """Windows of (channels, length), and the recording of each window; recording i is ``x[off[i]:off[i + 1]]``.
+
+    Windows do not overlap. The rest at the end of a recording is dropped; so is a recording shorter than a window.
+    """
+    if not length:
+        raise SettingsError(f"{name}: recordings of different lengths (it has 'off'); set data.window to a length")
+    _check_offsets(x, off, name)
+    counts = np.diff(off) // length
+    if not counts.sum():
+        raise SettingsError(
+            f"{name}: data.window = {length}, but the longest recording has {np.diff(off).max(initial=0)}; lower it"
+        )
+    recording = np.repeat(np.arange(len(counts)), counts)
+    number = np.arange(len(recording)) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts = off[recording].astype(np.int64) + number * length
+    return x[starts[:, None] + np.arange(length)].transpose(0, 2, 1), recording
+
+
+def _check_offsets(x: Array, off: Array, name: str) -> None:
+    if x.ndim != 2:
+        raise InputError(f"{name}: x has the shape {x.shape}; recordings need (samples, channels); reshape x")
+    whole = off.ndim == 1 and len(off) > 1 and np.issubdtype(off.dtype, np.integer)
+    if not whole or off[0] != 0 or off[-1] != len(x) or (off[1:] < off[:-1]).any():
+        raise InputError(
+            f"{name}: off must rise from 0 to the {len(x)} samples of x, one more than there are recordings"
+        )

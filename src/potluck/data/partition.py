@@ -1,35 +1,130 @@
-"""Partitions: who holds which training rows.
+"""Partitions: which client holds which training rows.
 
-A population that the data suffices for divides it up once, at the start (`Deal`, memory as the data). A larger one is
-`Drawn`: each client draws its rows from its own stream when it is asked for, so cost follows the cohort.
+If there are enough rows for all clients, the rows are divided among them once, at the start (`FixedPartition`). If
+there are not, each client draws its rows from its own random stream when it is needed (`DrawnPartition`), so that cost
+follows the cohort and not the population.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from potluck.core import SettingsError, numpy_stream
-from potluck.data.pool import Counts, Pool, Rows
+from potluck.core import Examples, SettingsError, numpy_stream
 from potluck.data.settings import Data
+
+Rows = NDArray[np.int64]
+Counts = NDArray[np.int64]
+
+
+class RowPool:
+    """The rows of one split (train, validation or test), with the stratum of each: usually its class."""
+
+    def __init__(self, examples: Examples, strata: Rows, count: int) -> None:
+        self.examples = examples
+        self.strata = strata
+        order = np.argsort(strata, kind="stable")
+        ends = np.cumsum(np.bincount(strata, minlength=count))
+        self.by_stratum: list[Rows] = np.split(order, ends[:-1])
+        """The rows of each stratum."""
+        self.sizes: Counts = np.bincount(strata, minlength=count)
+
+    def __len__(self) -> int:
+        return len(self.strata)
+
+    def pick(self, rows: Rows) -> Examples:
+        """These rows as examples."""
+        return self.examples.pick(torch.from_numpy(rows))
+
+    def stratum_counts(self, rows: Rows) -> Counts:
+        """How many of these rows each stratum has."""
+        return np.bincount(self.strata[rows], minlength=len(self.by_stratum))
+
+    def sample_in_proportion(self, mix: Counts, size: int, rng: np.random.Generator) -> Rows:
+        """At most `size` different rows in the proportions of `mix`; fewer if a stratum has too few rows.
+
+        Strata that the pool does not have are left out of the proportions.
+        """
+        wanted = np.where(self.sizes > 0, mix, 0).astype(np.float64)
+        if wanted.sum() == 0 or size == 0:
+            return np.zeros(0, np.int64)
+        part = wanted / wanted.sum()
+        asked = part > 0
+        size = min(size, int(np.floor((self.sizes[asked] / part[asked]).min() + 1e-9)))
+        counts = np.minimum(apportion(part, size), self.sizes)
+        return np.concatenate([rng.choice(rows, n, replace=False) for rows, n in self._rows_and_counts(counts)])
+
+    def sample_with_replacement(self, counts: Counts, rng: np.random.Generator) -> Rows:
+        """`counts[s]` rows of each stratum s; a row may come more than once."""
+        return np.concatenate([rows[rng.integers(0, len(rows), n)] for rows, n in self._rows_and_counts(counts)])
+
+    def _rows_and_counts(self, counts: Counts) -> list[tuple[Rows, int]]:
+        """Rows and count of each stratum with a count above 0; never an empty list, which cannot be concatenated."""
+        found = [(self.by_stratum[stratum], int(counts[stratum])) for stratum in np.flatnonzero(counts)]
+        return found or [(np.zeros(1, np.int64), 0)]
+
+
+def strata_of(examples: Examples, classes: int) -> tuple[Rows, int]:
+    """The stratum of each row and the number of strata: the classes, or one stratum if rows have no single class."""
+    y = examples.column("y")
+    if classes == 0 or y.dim() > 1:
+        return np.zeros(len(examples), np.int64), 1
+    return y.numpy(), classes
+
+
+def apportion(part: NDArray[np.float64], size: int) -> Counts:
+    """Whole numbers in these proportions whose sum is `size`: the largest remainders are rounded up."""
+    exact = part * size
+    counts = np.floor(exact + 1e-9).astype(np.int64)
+    left = size - int(counts.sum())
+    counts[np.argsort(counts - exact, kind="stable")[:left]] += 1
+    return counts
+
+
+def stratified_order(strata: NDArray[Any], rng: np.random.Generator) -> Rows:
+    """A random order of the rows in which every stretch has nearly the same mix of strata as the whole."""
+    shuffled = rng.permutation(len(strata))
+    order = shuffled[np.argsort(strata[shuffled], kind="stable")]
+    sizes = np.unique(strata, return_counts=True)[1]
+    ranks = np.concatenate([np.arange(size) for size in sizes])
+    places = (ranks + rng.random(len(order))) / np.repeat(sizes, sizes)
+    return order[np.argsort(places, kind="stable")]
+
+
+def put_users_first(users: Rows, order: Rows, ends: Rows, rng: np.random.Generator) -> tuple[Rows, Rows]:
+    """Reorders rows so that the splits up to the last of `ends` hold whole users, chosen at random.
+
+    Returns the new order and the ends, each moved to the nearest place where a user ends.
+    """
+    places = rng.permutation(int(users.max()) + 1)[users]
+    between = np.cumsum(np.bincount(places))
+    moved, last = [], 0
+    for size in np.diff(ends, prepend=0):
+        free = between[between > last]
+        if size and len(free):
+            last = int(free[np.argmin(np.abs(free - last - size))])
+        moved.append(last)
+    first = np.argsort(places, kind="stable")[:last]
+    return np.concatenate([first, order[~np.isin(order, first)]]), np.array(moved)
 
 
 class Partition(Protocol):
-    """Who holds which rows of the training pool: a pure function of the client's index."""
+    """Which rows of the training pool each client holds: a pure function of the client's index."""
 
     def __getitem__(self, index: int) -> Rows: ...
 
     @property
     def samples(self) -> int:
-        """Rows of a client, on average, rounded up."""
+        """Mean number of rows per client, rounded up."""
 
 
-class Deal:
-    """Rows divided up among clients: each of these rows to its owner, no owner more than the first `most` of them."""
+class FixedPartition:
+    """Rows divided among clients: `owners[i]` holds `rows[i]`; each owner keeps at most its first `most` rows."""
 
     def __init__(self, rows: Rows, owners: Rows, clients: int, most: int | None = None) -> None:
         self._rows = rows[np.argsort(owners, kind="stable")]
@@ -47,12 +142,12 @@ class Deal:
         return math.ceil(float(np.minimum(held, most).mean()))
 
 
-class Drawn:
-    """Rows drawn with replacement by each client from its own stream."""
+class DrawnPartition:
+    """Rows that each client draws with replacement from its own random stream."""
 
-    def __init__(self, pool: Pool, data: Data, samples: int, seed: int) -> None:
+    def __init__(self, pool: RowPool, data: Data, samples: int, seed: int) -> None:
         self._pool, self._data, self._samples, self._seed = pool, data, samples, seed
-        self._there = np.flatnonzero(pool.sizes)
+        self._present = np.flatnonzero(pool.sizes)
 
     def __getitem__(self, index: int) -> Rows:
         rng = numpy_stream(self._seed, "shard", index)
@@ -60,113 +155,120 @@ class Drawn:
             return rng.integers(0, len(self._pool), self._samples)
         counts = np.zeros(len(self._pool.sizes), np.int64)
         if self._data.partition == "labels":
-            owned = rng.choice(self._there, min(self._data.labels, len(self._there)), replace=False)
-            counts[owned] = even(self._samples, len(owned))
+            owned = rng.choice(self._present, min(self._data.labels, len(self._present)), replace=False)
+            counts[owned] = even_split(self._samples, len(owned))
         else:
-            mix = rng.dirichlet(np.full(len(self._there), self._data.alpha))
-            counts[self._there] = rng.multinomial(self._samples, mix)
-        return self._pool.again(counts, rng)
+            mix = rng.dirichlet(np.full(len(self._present), self._data.alpha))
+            counts[self._present] = rng.multinomial(self._samples, mix)
+        return self._pool.sample_with_replacement(counts, rng)
 
     @property
     def samples(self) -> int:
         return self._samples
 
 
-def even(total: int, parts: int) -> Counts:
-    """A total in whole parts that differ by one at most, the larger ones first."""
+def even_split(total: int, parts: int) -> Counts:
+    """`total` divided into whole parts that differ by at most one; the larger parts come first."""
     return total // parts + (np.arange(parts) < total % parts)
 
 
-def iid(pool: Pool, clients: int, samples: int | None, rng: np.random.Generator) -> Deal:
-    """A random equal split."""
+def partition_iid(pool: RowPool, clients: int, samples: int | None, rng: np.random.Generator) -> FixedPartition:
+    """A random split into equal shards."""
     order = rng.permutation(len(pool))
-    sizes = even(len(pool), clients) if samples is None else np.full(clients, samples)
+    sizes = even_split(len(pool), clients) if samples is None else np.full(clients, samples)
     owners = np.repeat(np.arange(clients), sizes)
-    return Deal(order[: len(owners)], owners, clients)
+    return FixedPartition(order[: len(owners)], owners, clients)
 
 
-def by_labels(pool: Pool, clients: int, labels: int, samples: int | None, rng: np.random.Generator) -> Deal:
+def partition_by_labels(
+    pool: RowPool, clients: int, labels: int, samples: int | None, rng: np.random.Generator
+) -> FixedPartition:
     """HeteroFL's non-IID split: each client holds one shard of each of its L labels.
 
     Every class is cut into L * clients / classes shards. The authors' code shuffles the shards over the clients, so
-    that some hold two of the same label; here every client has L different ones.
+    some clients get two shards of one label; here every client has L different labels.
     """
-    there = np.flatnonzero(pool.sizes)
-    sets = label_sets(clients, min(labels, len(there)), len(there), rng)
-    most = None if samples is None else even(samples, sets.shape[1])
+    present = np.flatnonzero(pool.sizes)
+    sets = label_sets(clients, min(labels, len(present)), len(present), rng)
+    most = None if samples is None else even_split(samples, sets.shape[1])
     rows, holders = [], []
-    for position, kind in enumerate(there):
+    for position, label in enumerate(present):
         owners, places = np.nonzero(sets == position)
-        shards = np.array_split(rng.permutation(pool.of_kind[kind]), max(len(owners), 1))
+        shards = np.array_split(rng.permutation(pool.by_stratum[label]), max(len(owners), 1))
         for owner, place, shard in zip(owners, places, shards, strict=False):
             rows.append(shard if most is None else shard[: most[place]])
             holders.append(np.full(len(rows[-1]), owner))
-    return Deal(np.concatenate(rows), np.concatenate(holders), clients)
+    return FixedPartition(np.concatenate(rows), np.concatenate(holders), clients)
 
 
 def label_sets(clients: int, labels: int, classes: int, rng: np.random.Generator) -> Rows:
-    """Which classes each client owns: L different ones, every class by equally many clients (or one more)."""
-    left = even(clients * labels, classes)[rng.permutation(classes)]
+    """The classes of each client: L different ones. Every class has equally many clients, or one more."""
+    left = even_split(clients * labels, classes)[rng.permutation(classes)]
     sets = np.empty((clients, labels), np.int64)
     for client in range(clients):
-        # Those with the most shards left, ties by lot: so a class never has more shards left than clients remain.
+        # Take the classes with the most shards left, ties at random: so no class ever has more shards left than there
+        # are clients to come.
         sets[client] = np.argsort(rng.random(classes) - left)[:labels]
         left[sets[client]] -= 1
     return sets[rng.permutation(clients)]
 
 
-def by_dirichlet(pool: Pool, clients: int, alpha: float, rng: np.random.Generator) -> Deal:
-    """Each class is divided among the clients in proportions drawn from a symmetric Dirichlet; some may get nothing."""
+def partition_by_class_dirichlet(pool: RowPool, clients: int, alpha: float, rng: np.random.Generator) -> FixedPartition:
+    """Divides each class among the clients in proportions from a symmetric Dirichlet; some clients may get no rows."""
     rows, owners = [], []
-    for kind in np.flatnonzero(pool.sizes):
-        order = rng.permutation(pool.of_kind[kind])
+    for label in np.flatnonzero(pool.sizes):
+        order = rng.permutation(pool.by_stratum[label])
         shares = rng.dirichlet(np.full(clients, alpha))
         cuts = np.round(np.cumsum(shares)[:-1] * len(order)).astype(np.int64)
         rows.append(order)
         owners.append(np.searchsorted(cuts, np.arange(len(order)), side="right"))
-    return Deal(np.concatenate(rows), np.concatenate(owners), clients)
+    return FixedPartition(np.concatenate(rows), np.concatenate(owners), clients)
 
 
-def by_mix(pool: Pool, clients: int, alpha: float, samples: int, rng: np.random.Generator) -> Deal:
-    """Equally many rows for each client, in a label mix of its own drawn from a symmetric Dirichlet.
+def partition_by_client_dirichlet(
+    pool: RowPool, clients: int, alpha: float, samples: int, rng: np.random.Generator
+) -> FixedPartition:
+    """The same number of rows for each client, in its own label mix drawn from a symmetric Dirichlet.
 
-    As Hsu et al. (2019, arXiv:1909.06335) do it: where a class runs out, the mix goes on without it.
+    After Hsu et al. (2019, arXiv:1909.06335): if a class runs out, the mix goes on without it.
     """
-    there = np.flatnonzero(pool.sizes)
-    queues = [rng.permutation(pool.of_kind[kind]) for kind in there]
-    used = np.zeros(len(there), np.int64)
+    present = np.flatnonzero(pool.sizes)
+    queues = [rng.permutation(pool.by_stratum[label]) for label in present]
+    used = np.zeros(len(present), np.int64)
     rows = []
     for _ in range(clients):
-        counts = _mixed(rng.dirichlet(np.full(len(there), alpha)), pool.sizes[there] - used, samples, rng)
+        mix = rng.dirichlet(np.full(len(present), alpha))
+        counts = _limited_counts(mix, pool.sizes[present] - used, samples, rng)
         rows += [queue[start : start + n] for queue, start, n in zip(queues, used, counts, strict=True)]
         used += counts
-    return Deal(np.concatenate(rows), np.repeat(np.arange(clients), samples), clients)
+    return FixedPartition(np.concatenate(rows), np.repeat(np.arange(clients), samples), clients)
 
 
-def _mixed(mix: NDArray[np.float64], left: Counts, samples: int, rng: np.random.Generator) -> Counts:
-    """So many rows in this mix, no more of a kind than are left of it."""
+def _limited_counts(mix: NDArray[np.float64], left: Counts, samples: int, rng: np.random.Generator) -> Counts:
+    """Rows of each class: `samples` in all, drawn by this mix, at most `left` of each class."""
     counts = np.zeros(len(left), np.int64)
     while (missing := samples - int(counts.sum())) > 0:
         open_ = np.where(counts < left, mix, 0.0)
-        if open_.sum() <= 0:  # none of the mix is left: whatever there is
+        if open_.sum() <= 0:  # the classes of the mix are used up: take from all others
             open_ = (left - counts).astype(np.float64)
         counts = np.minimum(counts + rng.multinomial(missing, open_ / open_.sum()), left)
     return counts
 
 
-def by_user(users: Rows, order: Rows, most: int | None, rng: np.random.Generator) -> Deal:
-    """One client per user, at most so many rows each. `users`: whose each row is; `order`: the user of each client."""
-    seats = np.full(max(users.max(initial=0), order.max()) + 1, -1)
-    seats[order] = np.arange(len(order))
+def partition_by_user(users: Rows, order: Rows, most: int | None, rng: np.random.Generator) -> FixedPartition:
+    """One client per user, at most `most` rows each. `users`: the user of each row; `order`: of each client."""
+    clients = np.full(max(users.max(initial=0), order.max()) + 1, -1)
+    clients[order] = np.arange(len(order))
     rows = rng.permutation(len(users))
-    owners = seats[users[rows]]
-    return Deal(rows[owners >= 0], owners[owners >= 0], len(order), most)
+    owners = clients[users[rows]]
+    return FixedPartition(rows[owners >= 0], owners[owners >= 0], len(order), most)
 
 
-def grouped(users: Rows, count: int, groups: int, rng: np.random.Generator) -> Rows:
-    """The group of each of `count` users, by number; -1 for users without rows.
+def group_users(users: Rows, count: int, groups: int, rng: np.random.Generator) -> Rows:
+    """The group of each of `count` users; -1 for users without rows.
 
-    Groups get nearly equal rows: the largest users first, ties by lot, each to the group that has the fewest so far.
+    Groups get nearly equal numbers of rows: the users with the most rows first (ties at random), each to the group
+    that has the fewest rows so far.
     """
     sizes = np.bincount(users, minlength=count)
     order = rng.permutation(len(sizes))
@@ -183,10 +285,12 @@ def grouped(users: Rows, count: int, groups: int, rng: np.random.Generator) -> R
     return found
 
 
-def by_groups(users: Rows, groups: Rows, clients: int, most: int | None, rng: np.random.Generator) -> Deal:
-    """The rows of each group divided among its clients, at most so many each. `groups`: the group of each user.
+def partition_by_groups(
+    users: Rows, groups: Rows, clients: int, most: int | None, rng: np.random.Generator
+) -> FixedPartition:
+    """The rows of each group divided among its clients, at most `most` rows each. `groups`: the group of each user.
 
-    Clients share groups in order: with six clients and three groups, the first two have the first group.
+    Clients share groups in order: with six clients and three groups, the first two clients have the first group.
     """
     count = int(groups.max()) + 1
     of_client = np.arange(clients) * count // clients
@@ -197,4 +301,4 @@ def by_groups(users: Rows, groups: Rows, clients: int, most: int | None, rng: np
     owner = groups[users[rows]]
     sizes = np.bincount(owner, minlength=count)
     ranks = np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return Deal(rows, first[owner] + ranks % sharers[owner], clients, most)
+    return FixedPartition(rows, first[owner] + ranks % sharers[owner], clients, most)

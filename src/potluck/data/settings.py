@@ -1,4 +1,4 @@
-"""Which data, and how it is dealt out, as settings."""
+"""The settings under [data]: which data set, and how it is divided among clients."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Literal
 Scaling = Literal["auto", "standard"]
 
 MOST_TOKENS = 99_000
-"""More different tokens than this are a mistake in the setting."""
+"""The largest vocabulary; a higher setting is a mistake."""
 
 LONGEST = 1024
-"""A longer side than this is a mistake in the setting, and fills the memory."""
+"""The largest side of an image; a higher setting is a mistake, and would fill the memory."""
 
 
-def _settle_shapes(settings: Data | Elsewhere, where: str) -> None:
-    """Lists become tuples; what cannot be a shape, a size or a window is refused."""
+def _check_shapes(settings: Data | PublicData, where: str) -> None:
+    """Turns lists into tuples and raises an error for an impossible shape, size or window."""
     for name in ("shape", "size"):
         found = tuple(getattr(settings, name))
         object.__setattr__(settings, name, found)
@@ -31,11 +31,11 @@ def _settle_shapes(settings: Data | Elsewhere, where: str) -> None:
 
 
 @dataclass(frozen=True)
-class Elsewhere:
-    """Another data set, for public rows that need not be related to the clients'; each setting as in `Data`."""
+class PublicData:
+    """Another data set, for public rows that are unrelated to the clients' data; each setting as in `Data`."""
 
     name: str = ""
-    """What to read; empty: public rows are rows of the data itself."""
+    """What to read; empty: public rows are rows of the clients' own data set."""
     path: str = ""
     shape: tuple[int, ...] = ()
     size: tuple[int, ...] = ()
@@ -43,7 +43,7 @@ class Elsewhere:
     scale: Scaling = "auto"
 
     def __post_init__(self) -> None:
-        _settle_shapes(self, "data.public_from")
+        _check_shapes(self, "data.public_from")
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Data:
     """Which data set, and who holds which rows of it."""
 
     name: str = "digits"
-    """What to read: `potluck list data` names them."""
+    """What to read: `potluck list data` shows all names."""
     path: str = ""
     """The folder or file to read; digits needs none."""
     test_path: str = ""
@@ -70,52 +70,51 @@ class Data:
     tokens: Literal["words", "characters"] = "words"
     """What a text is cut into: words in lower case and punctuation marks, or characters."""
     vocabulary: int = 10_000
-    """At most so many different tokens of a text, the most frequent ones; padding, unknown and end of line come on
-    top."""
+    """The most frequent tokens of a text, at most this many; padding, unknown and end of line are extra."""
     length: int = 20
     """Tokens in each row of a text."""
     tokenizer: str = ""
     """For sentences and tags: a pre-trained encoder's folder, with vocab.txt (or vocab.json and merges.txt). Without
     one, tokens are the most frequent words of the training rows."""
     metric: Literal["auto", "accuracy", "f1", "matthews"] = "auto"
-    """What runs are judged by. auto: accuracy; F1 of entities for tags, Pearson's correlation for numbers. f1 is class
-    1's where there are two classes, and else the mean over classes."""
+    """The score of a run. auto: accuracy; F1 of entities for tags, Pearson's correlation for numbers. f1: of
+    class 1 if there are two classes, else the mean over classes."""
     augment: Literal["none", "crop_flip"] = "none"
-    """crop_flip: in training, images are moved by up to four pixels and half of them mirrored, anew at every step."""
+    """crop_flip: at every training step, images are shifted by up to four pixels and half of them mirrored."""
     clients: int = 50
-    """How many clients there are; for the partition "user" the most there may be."""
+    """The number of clients; for the partition "user" the largest number."""
     partition: Literal["iid", "labels", "dirichlet", "user", "groups"] = "iid"
-    """Who holds what: anything; a few labels each; a skewed label mix each; one user's rows each; rows of several users
-    each, whose rows nobody else has (see groups)."""
+    """Which rows a client holds. iid: random rows; labels: rows of a few labels; dirichlet: a skewed label mix; user:
+    the rows of one user; groups: the rows of several users, which no other group has (see groups)."""
     groups: int = 0
-    """For the partition "groups": how many groups users are put in, of nearly equal rows. Clients share them in order:
-    as many groups as there are tiers of equal share give each tier users of its own. 0: one for each client."""
+    """For the partition "groups": the number of groups of users, of nearly equal rows. Clients share groups in order:
+    with as many groups as tiers of equal share, each tier has its own users. 0: one group per client."""
     labels: int = 2
     """Labels per client, for the partition "labels"."""
     alpha: float = 0.5
-    """Concentration, for the partition "dirichlet": small is skewed, large is even."""
+    """Concentration, for the partition "dirichlet": small values give skewed mixes, large values even ones."""
     samples: int | None = None
-    """Training samples per client. None: the training data divided up, or 20 each where there are more clients than
-    rows. Where clients * samples exceeds the data, each client draws its own, with replacement."""
+    """Training rows per client. None: the training data is divided among the clients, or 20 each if there are more
+    clients than rows. If clients * samples exceeds the data, each client draws its rows with replacement."""
     test: float = 0.2
-    """Share of the rows held out for testing, where the source has no test set of its own; with the partitions
-    "user" and "groups" also each user's share of own test rows."""
+    """Share of the rows held out for testing if the source has no test set of its own; with the partitions "user" and
+    "groups" also the share of each user's rows that are its own test rows."""
     validation: float = 0.1
     """Share of the training rows held out for validation."""
     held_out: Literal["rows", "users"] = "rows"
-    """What testing and validation hold out: rows of everybody, or whole users, to test models on strangers."""
+    """What testing and validation hold out: rows of every user, or whole users, to test on unseen users."""
     public: int = 0
     """Rows that the server holds and no client does."""
-    public_from: Elsewhere = Elsewhere()
-    """Take the public rows from another data set, without their labels, as these are of other classes. As many rows of
-    the data itself are left aside, so that clients hold the same rows either way."""
+    public_from: PublicData = PublicData()
+    """Take the public rows from another data set, without their labels, because its classes differ. As many rows of the
+    clients' data set are left out, so that clients hold the same rows either way."""
     client_test: int = 100
     """At most this many rows in each client's own test split; they follow the client's label mix."""
     client_validation: int = 50
     """At most this many rows in each client's own validation split; they follow the client's label mix."""
 
     def __post_init__(self) -> None:
-        _settle_shapes(self, "data")
+        _check_shapes(self, "data")
         for name, low in (
             ("clients", 1),
             ("labels", 1),

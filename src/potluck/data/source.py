@@ -1,4 +1,4 @@
-"""A source: a data set in memory, before anybody holds any of it."""
+"""A source: a data set in memory, before it is divided among clients."""
 
 from __future__ import annotations
 
@@ -10,24 +10,27 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from potluck.core import Batch, Examples, InputError, Prepare
-from potluck.data.resize import resized
 
 Array = NDArray[Any]
 
 CLASSES = 100_000
-"""More classes than this is a mistake in the labels, not a problem to learn."""
+"""The most classes; a higher label is a mistake in the data."""
 
 IGNORED = -100
-"""A label that counts nowhere, where a sample has many labels (tags of padding)."""
+"""A label that no loss and no score counts, as in PyTorch: the tag of padding, for example."""
+
+IMAGES_AT_ONCE = 1024
+"""Images resized at a time; as floats they take four times the memory of bytes."""
 
 
 @dataclass(frozen=True)
-class Scale:
-    """Turns stored inputs into normalised floats, a batch at a time: ``(x - mean) / std``, per channel.
+class InputScaling:
+    """Normalises stored inputs to floats, one batch at a time: ``(x - mean) / std`` per channel.
 
-    One value serves every channel. Both are in the units of what is stored, so bytes have means up to 255.
+    A single value counts for every channel. Both are in the units of the stored data, so bytes have means up to 255.
     """
 
     mean: tuple[float, ...]
@@ -51,23 +54,23 @@ class Source:
     name: str
     train: Examples
     test: Examples | None
-    """The source's own test set, where it has one."""
+    """The source's own test set; None if it has none."""
     classes: int
-    """0: the labels are numbers to regress on."""
+    """The number of classes; 0: the labels are numbers to regress on."""
     shape: tuple[int, ...]
-    """Of one input."""
+    """The shape of one input."""
     users: Tensor | None = None
-    """Whose row each training row is, counted from 0; -1: nobody's."""
+    """The user of each training row, counted from 0; -1: no user."""
     names: tuple[str, ...] = ()
-    """Of the classes, where known."""
+    """The names of the classes, if known."""
     tokens: int = 0
-    """How many different tokens inputs are made of; 0: they are no tokens, or the classes are the tokens."""
+    """The size of the vocabulary of the inputs; 0: they are not tokens, or the classes are the tokens."""
     pad: int = 0
-    """The token that fills rows up."""
+    """The padding token."""
     sep: int = -1
-    """The token that ends the first text of a row, where rows may hold two; -1: they do not."""
+    """The token that ends the first text of a row if rows may hold two texts; -1: they hold one."""
     tagged: bool = False
-    """Whether a row's labels are tags of its tokens in the BIO scheme, which `names` spell out."""
+    """Whether the labels of a row are BIO tags of its tokens; `names` holds the tags."""
 
 
 def from_arrays(
@@ -79,36 +82,37 @@ def from_arrays(
     *,
     names: tuple[str, ...] = (),
     size: tuple[int, ...] = (),
-    scale: Scale | str = "auto",
+    scale: InputScaling | str = "auto",
     name: str = "arrays",
 ) -> Source:
-    """Your own arrays as a source: x of (rows, ...), y of (rows,) whole numbers from 0 (or floats, to regress on).
+    """A source made of your own arrays: x of (rows, ...), y of (rows,) whole numbers from 0, or floats to regress on.
 
-    `user` says whose row each is, in any values that can be compared; an empty name is nobody's. Arrays are shared
-    where their type allows it, not copied. `size` is as in `Data.size`; `scale` is a `Scale`, or "auto" or "standard"
-    as in `Data.scale`.
+    `user` gives the user of each row, in any values that can be sorted; an empty name means no user. Arrays are shared
+    if their type allows it, not copied. `size` is as in `Data.size`; `scale` is an `InputScaling`, or "auto" or
+    "standard" as in `Data.scale`.
     """
     if (x_test is None) != (y_test is None):
-        raise InputError(f"{name}: x_test and y_test come together or not at all")
+        raise InputError(f"{name}: x_test and y_test go together; give both or neither")
     inputs, labels = _inputs(x, f"{name}: x", size), _labels(y, f"{name}: y")
-    _aligned(name, x=inputs, y=labels)
-    prepare = scale if isinstance(scale, Scale) else _fitting(inputs, scale)
-    sides = [labels]
+    _check_equal_rows(name, x=inputs, y=labels)
+    prepare = scale if isinstance(scale, InputScaling) else _scaling_for(inputs, scale)
+    columns = [labels]
     test = None
     if x_test is not None and y_test is not None:
         other, answers = _inputs(x_test, f"{name}: x_test", size), _labels(y_test, f"{name}: y_test")
-        _aligned(name, x_test=other, y_test=answers)
+        _check_equal_rows(name, x_test=other, y_test=answers)
         if other.shape[1:] != inputs.shape[1:] or other.dtype != inputs.dtype:
             raise InputError(
                 f"{name}: x_test holds {other.dtype} of {other.shape[1:]}, x holds {inputs.dtype} of {inputs.shape[1:]}"
+                "; give both the same type and shape"
             )
         test = _examples(other, answers, prepare)
-        sides.append(answers)
+        columns.append(answers)
     return Source(
         name=name,
         train=_examples(inputs, labels, prepare),
         test=test,
-        classes=_classes(sides, names, name),
+        classes=_classes(columns, names, name),
         shape=tuple(inputs.shape[1:]),
         users=None if user is None else _users(user, len(inputs), name),
         names=names,
@@ -123,17 +127,17 @@ def _array(values: ArrayLike, what: str) -> Array:
     if found.dtype.hasobject:
         raise InputError(f"{what} holds Python objects; give numbers")
     if found.ndim == 0 or len(found) == 0:
-        raise InputError(f"{what} holds no rows")
+        raise InputError(f"{what} holds no rows; give at least one")
     return found
 
 
 def _inputs(values: ArrayLike, what: str, size: tuple[int, ...]) -> Array:
-    """Bytes stay bytes, whole numbers become int64 (tokens), floats float32; images get this size."""
-    found = _typed(_array(values, what), what)
-    return resized(found, size, what) if size else found
+    """Inputs in their stored type: bytes stay bytes, integers become int64 (tokens), floats float32; images resized."""
+    found = _as_input_type(_array(values, what), what)
+    return resize_images(found, size, what) if size else found
 
 
-def _typed(found: Array, what: str) -> Array:
+def _as_input_type(found: Array, what: str) -> Array:
     if found.ndim < 2:
         raise InputError(f"{what} has the shape {found.shape}; give (rows, ...), one row per sample")
     if found.dtype == np.uint8:
@@ -143,10 +147,10 @@ def _typed(found: Array, what: str) -> Array:
     if not np.issubdtype(found.dtype, np.floating):
         raise InputError(f"{what} holds {found.dtype}; give bytes, whole numbers or floats")
     with np.errstate(over="ignore"):
-        return _finite(found.astype(np.float32, copy=False), what)
+        return _require_finite(found.astype(np.float32, copy=False), what)
 
 
-def _finite(values: Array, what: str) -> Array:
+def _require_finite(values: Array, what: str) -> Array:
     good = np.isfinite(values).reshape(len(values), -1).all(axis=1)
     if not good.all():
         row = int(np.argmin(good))
@@ -159,7 +163,7 @@ def _labels(values: ArrayLike, what: str) -> Array:
     if found.ndim == 2 and found.shape[1] == 1:
         found = found.reshape(-1)
     if np.issubdtype(found.dtype, np.floating):
-        return _finite(found.astype(np.float32, copy=False), what)
+        return _require_finite(found.astype(np.float32, copy=False), what)
     if found.dtype != np.bool_ and not np.issubdtype(found.dtype, np.integer):
         raise InputError(f"{what} holds {found.dtype}; give whole numbers from 0, or floats to regress on")
     low, high = int(found.min()), int(found.max())
@@ -168,18 +172,20 @@ def _labels(values: ArrayLike, what: str) -> Array:
     return found.astype(np.int64, copy=False)
 
 
-def _aligned(name: str, **columns: Array) -> None:
+def _check_equal_rows(name: str, **columns: Array) -> None:
     (left, a), (right, b) = columns.items()
     if len(a) != len(b):
         raise InputError(f"{name}: {left} holds {len(a)} rows, {right} holds {len(b)}; they must match")
 
 
-def _classes(sides: list[Array], names: tuple[str, ...], name: str) -> int:
-    if np.issubdtype(sides[0].dtype, np.floating):
+def _classes(columns: list[Array], names: tuple[str, ...], name: str) -> int:
+    if np.issubdtype(columns[0].dtype, np.floating):
         return 0
-    count = max(int(side.max()) for side in sides) + 1
+    count = max(int(column.max()) for column in columns) + 1
     if names and count > len(names):
-        raise InputError(f"{name}: label {count - 1} is out of range; there are {len(names)} class names")
+        raise InputError(
+            f"{name}: label {count - 1} is out of range; there are {len(names)} class names; add the missing ones"
+        )
     return len(names) or count
 
 
@@ -188,8 +194,8 @@ def _users(values: ArrayLike, rows: int, name: str) -> Tensor | None:
     if found.shape != (rows,):
         raise InputError(f"{name}: the user column has the shape {found.shape}; give one value for each of {rows} rows")
     known, which = np.unique(found, return_inverse=True)
-    nobody = int(known.dtype.kind == "U" and known[0] == "")  # sorted, it comes first
-    return torch.from_numpy(which.astype(np.int64) - nobody) if len(known) > nobody else None
+    unnamed = int(known.dtype.kind == "U" and known[0] == "")  # sorted, it comes first
+    return torch.from_numpy(which.astype(np.int64) - unnamed) if len(known) > unnamed else None
 
 
 def _examples(x: Array, y: Array, prepare: Prepare | None) -> Examples:
@@ -200,20 +206,20 @@ def _tensor(values: Array) -> Tensor:
     return torch.from_numpy(np.require(values, requirements=["C", "W"]))
 
 
-def _fitting(x: Array, scale: str) -> Scale | None:
-    """The scale for inputs of this kind; None: as they are."""
+def _scaling_for(x: Array, scale: str) -> InputScaling | None:
+    """The scaling for inputs of this type; None: they stay as they are."""
     if x.dtype == np.int64:
         return None
     if scale == "standard":
-        return standard(x)
-    return Scale((0.0,), (255.0,)) if x.dtype == np.uint8 else None
+        return standard_scaling(x)
+    return InputScaling((0.0,), (255.0,)) if x.dtype == np.uint8 else None
 
 
-def standard(x: Array) -> Scale:
-    """The scale that gives each channel of x mean 0 and deviation 1; a constant channel keeps its deviation."""
+def standard_scaling(x: Array) -> InputScaling:
+    """The scaling that gives each channel of x mean 0 and standard deviation 1; a constant channel is only shifted."""
     total, squares = np.zeros(x.shape[1]), np.zeros(x.shape[1])
     axes = (0, *range(2, x.ndim))
-    # Two passes in slices: the plain sum of squares loses digits, and a float64 copy of a whole set costs gigabytes.
+    # Two passes over slices: the one-pass formula loses digits, and a float64 copy of the whole set costs gigabytes.
     for start in range(0, len(x), 1024):
         total += x[start : start + 1024].sum(axis=axes, dtype=np.float64)
     mean = total * x.shape[1] / x.size
@@ -221,4 +227,35 @@ def standard(x: Array) -> Scale:
     for start in range(0, len(x), 1024):
         squares += ((x[start : start + 1024] - centre) ** 2).sum(axis=axes)
     std = np.sqrt(squares * x.shape[1] / x.size)
-    return Scale(tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist()))
+    return InputScaling(tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist()))
+
+
+def resize_images(x: Array, size: tuple[int, ...], what: str) -> Array:
+    """Images as (channels, height, width) of this size; bytes stay bytes.
+
+    Height and width are resized bilinearly, with antialiasing. Channels are repeated as a block, so that one grey
+    channel becomes three. An image without a channel dimension has one channel.
+    """
+    images = x[:, None] if x.ndim == 3 else x
+    if images.ndim != 4 or not (x.dtype == np.uint8 or np.issubdtype(x.dtype, np.floating)):
+        raise InputError(f"{what} holds {x.dtype} of {x.shape[1:]}; data.size is for images, (channels, height, width)")
+    channels, *sides = size
+    times, left = divmod(channels, images.shape[1])
+    if left or not times:
+        raise InputError(
+            f"{what} has {images.shape[1]} channels, which cannot become data.size = {list(size)}; give a multiple"
+        )
+    out = np.empty((len(images), *size), images.dtype)
+    for start in range(0, len(images), IMAGES_AT_ONCE):
+        part = slice(start, start + IMAGES_AT_ONCE)
+        out[part] = np.tile(_resize_sides(images[part], sides), (1, times, 1, 1))
+    return out
+
+
+def _resize_sides(images: Array, sides: list[int]) -> Array:
+    if list(images.shape[2:]) == sides:
+        return images
+    found = functional.interpolate(
+        torch.from_numpy(images.astype(np.float32)), sides, mode="bilinear", align_corners=False, antialias=True
+    ).numpy()
+    return np.rint(found).clip(0, 255).astype(np.uint8) if images.dtype == np.uint8 else found

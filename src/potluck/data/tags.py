@@ -1,8 +1,8 @@
-"""Words with tags: .jsonl files of {"tokens": [...], "tags": [...]} in the BIO scheme, as for naming entities.
+"""Words with BIO tags, for named-entity recognition: .jsonl files of {"tokens": [...], "tags": [...]}.
 
-A word's tag stands at its first token, its other tokens count nowhere. Words that do not fit into data.length are left
-out, of scores too. In a folder every file is a user (a hospital, say), and tags are numbered over all of them, so that
-each user's labels are a part of the whole. Words are tokenised once and kept in memory.
+The tag of a word is the label of its first token; its other tokens are ignored. Words beyond data.length are left out,
+in scores too. In a folder every file is a user (for example a hospital). Tags are numbered over all files, so that all
+users share one set of classes. Words are tokenised once and kept in memory.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from pathlib import Path
 import numpy as np
 
 from potluck.core import InputError
-from potluck.data.guard import fault, found, pads
-from potluck.data.records import Record, every, stamped
+from potluck.data.jsonl import Record, cache_key, records_of_all_files
+from potluck.data.safe_reading import check_padding, existing_path, file_error
 from potluck.data.settings import Data
 from potluck.data.source import IGNORED, Array, Source, from_arrays
-from potluck.data.tokens import Tokenizer, packed, tokenizer, trimmed
+from potluck.data.tokenizer import Tokenizer, encode_row, load_tokenizer, with_tokenizer
 
 _SHAPE = 'give {"tokens": ["a", "word"], "tags": ["O", "B-thing"]}'
 
 
 @dataclass(frozen=True)
-class Tagged:
-    """A sentence: its words, the tag of each, and whose it is, if that is told."""
+class TaggedSentence:
+    """One record: the words of a sentence, the tag of each word, and the user (empty if unknown)."""
 
     words: list[str]
     tags: list[str]
@@ -33,64 +33,68 @@ class Tagged:
 
 
 def read(data: Data) -> Source:
-    """x: token ids of (rows, length); y: the tag of each, IGNORED within words and at padding."""
-    return _read(*stamped(data))
+    """Reads .jsonl files. x: token ids of (rows, length); y: the tag of each, IGNORED inside words and in padding."""
+    return _read(*cache_key(data))
 
 
 @lru_cache(maxsize=4)
-def _read(data: Data, stamps: object) -> Source:
-    path = found(data.path, data.name)
-    train = _side(path)
+def _read(data: Data, states: object) -> Source:
+    path = existing_path(data.path, data.name)
+    train = _read_file(path)
     kinds = sorted({tag[2:] for row in train for tag in row.tags if tag != "O"})
     names = ("O", *(f"{sign}-{kind}" for kind in kinds for sign in "BI"))
-    cut = tokenizer(data, (word for row in train for word in row.words))
-    x, y = _rows(train, cut, names, data.length, path)
+    tokenizer = load_tokenizer(data, (word for row in train for word in row.words))
+    x, y = _rows(train, tokenizer, names, data.length, path)
     sides: tuple[Array | None, Array | None] = (None, None)
     if data.test_path:
-        other = found(data.test_path, data.name)
-        sides = _rows(_side(other), cut, names, data.length, other)
+        other = existing_path(data.test_path, data.name)
+        sides = _rows(_read_file(other), tokenizer, names, data.length, other)
     users = np.array([row.user for row in train]) if all(row.user for row in train) else None
-    source = trimmed(from_arrays(x, y, users, *sides, names=names, name=str(path)), cut)
+    source = with_tokenizer(from_arrays(x, y, users, *sides, names=names, name=str(path)), tokenizer)
     return replace(source, tagged=True)
 
 
-def _side(path: Path) -> list[Tagged]:
-    found = [_tagged(record, f"line {number}", file) for number, record, file in every(path, _SHAPE)]
+def _read_file(path: Path) -> list[TaggedSentence]:
+    found = [
+        _parse_record(record, f"line {number}", file) for number, record, file in records_of_all_files(path, _SHAPE)
+    ]
     return [row for row in found if row.words]
 
 
-def _tagged(record: Record, where: str, path: Path) -> Tagged:
+def _parse_record(record: Record, where: str, path: Path) -> TaggedSentence:
     words, tags, user = (record.get(key) for key in ("tokens", "tags", "user"))
     for name, column in (("tokens", words), ("tags", tags)):
         if not isinstance(column, list) or not all(isinstance(each, str) for each in column):
-            raise fault(path, f"{where} has no list of {name} in quotes; {_SHAPE}")
+            raise file_error(path, f"{where} has no list of {name} in quotes; {_SHAPE}")
     assert isinstance(words, list)
     assert isinstance(tags, list)
     if len(words) != len(tags):
-        raise fault(path, f"{where} has {len(words)} tokens and {len(tags)} tags; give a tag for each token")
+        raise file_error(path, f"{where} has {len(words)} tokens and {len(tags)} tags; give a tag for each token")
     for tag in tags:
         if tag != "O" and (tag[:2] not in ("B-", "I-") or len(tag) < 3):
-            raise fault(path, f"{where} has the tag {tag!r}; give O, or B- or I- and a name")
-    return Tagged(words, tags, user if isinstance(user, str) else "")
+            raise file_error(path, f"{where} has the tag {tag!r}; give O, or B- or I- and a name")
+    return TaggedSentence(words, tags, user if isinstance(user, str) else "")
 
 
-def _rows(side: list[Tagged], cut: Tokenizer, names: tuple[str, ...], length: int, path: Path) -> tuple[Array, Array]:
-    if not side:
+def _rows(
+    records: list[TaggedSentence], tokenizer: Tokenizer, names: tuple[str, ...], length: int, path: Path
+) -> tuple[Array, Array]:
+    if not records:
         raise InputError(f"{path}: no words in it; {_SHAPE}")
-    pads(path, len(side), length)
+    check_padding(path, len(records), length)
     places = {name: place for place, name in enumerate(names)}
-    x, y = np.full((len(side), length), cut.pad), np.full((len(side), length), IGNORED)
-    for number, row in enumerate(side):
+    x, y = np.full((len(records), length), tokenizer.pad), np.full((len(records), length), IGNORED)
+    for number, row in enumerate(records):
         tokens: list[int] = []
         labels: list[int] = []
         for word, tag in zip(row.words, row.tags, strict=True):
             if tag not in places:
-                raise InputError(f"{path}: the tag {tag!r} is none of the training rows': {', '.join(names[:8])}")
-            pieces = cut(f" {word}") or [cut.unknown]
+                raise InputError(f"{path}: the tag {tag!r} is not a tag of the training rows: {', '.join(names[:8])}")
+            pieces = tokenizer(f" {word}") or [tokenizer.unknown]
             tokens += pieces
             labels += [places[tag], *[IGNORED] * (len(pieces) - 1)]
-        line = packed(cut, length, tokens)
+        line = encode_row(tokenizer, length, tokens)
         x[number, : len(line)] = line
-        kept = labels[: len(line) - len(cut.first) - 1]
-        y[number, len(cut.first) : len(cut.first) + len(kept)] = kept
+        kept = labels[: len(line) - len(tokenizer.start) - 1]
+        y[number, len(tokenizer.start) : len(tokenizer.start) + len(kept)] = kept
     return x, y

@@ -1,8 +1,9 @@
-"""BERT's tokens: words in a plain form, cut into the longest pieces that a vocabulary has.
+"""WordPiece, the tokenizer of BERT.
 
-After Devlin et al., https://arxiv.org/abs/1810.04805, and Wu et al., https://arxiv.org/abs/1609.08144: control
-characters go, Chinese characters and punctuation marks stand alone, upper case and accents go where the vocabulary is
-in lower case. From a word's start the longest known piece is taken, again and again; without any, the word is unknown.
+Devlin et al., https://arxiv.org/abs/1810.04805, and Wu et al., https://arxiv.org/abs/1609.08144. Control characters are
+removed; Chinese characters and punctuation marks are words of their own; upper case and accents are removed if the
+vocabulary is in lower case. A word is cut into the longest known piece from its start, again and again; if no piece is
+known, the whole word is unknown.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from potluck.core import InputError
 
 VOCABULARY, CONFIG = "vocab.txt", "tokenizer_config.json"
 LONGEST = 100
-"""A word of more characters is unknown."""
+"""The most characters of a word; a longer word is unknown."""
 _HAN = (
     (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F), (0x2B820, 0x2CEAF),
     (0xF900, 0xFAFF), (0x2F800, 0x2FA1F),
 )  # fmt: skip
 
 
-class WordPiece:
+class WordPieceTokenizer:
     """The tokenizer of a folder in Hugging Face's layout: vocab.txt, and what tokenizer_config.json says of case."""
 
     def __init__(self, folder: Path) -> None:
@@ -34,8 +35,8 @@ class WordPiece:
         self.plain = self.lower if plain is None else plain is True
         self.size = max(self.known.values()) + 1
         self.pad, self.unknown = self.known["[PAD]"], self.known["[UNK]"]
-        self.first, self.between = (self.known["[CLS]"],), (self.known["[SEP]"],)
-        self._cut: dict[str, list[int]] = {}
+        self.start, self.separator = (self.known["[CLS]"],), (self.known["[SEP]"],)
+        self._known_words: dict[str, list[int]] = {}
 
     def __call__(self, text: str) -> list[int]:
         return [piece for word in self.words(text) for piece in self.pieces(word)]
@@ -43,20 +44,20 @@ class WordPiece:
     def words(self, text: str) -> list[str]:
         """The words and punctuation marks of a text, as the vocabulary would write them."""
         found = []
-        for word in "".join(map(_clean, text)).split():
+        for word in "".join(map(_normalise, text)).split():
             word = word.lower() if self.lower else word
             if self.plain:
                 word = "".join(c for c in unicodedata.normalize("NFD", word) if unicodedata.category(c) != "Mn")
-            found += "".join(f" {c} " if _marks(c) else c for c in word).split()
+            found += "".join(f" {c} " if _is_punctuation(c) else c for c in word).split()
         return found
 
     def pieces(self, word: str) -> list[int]:
-        """The word's pieces; each word is cut once."""
-        if word not in self._cut:
-            self._cut[word] = self._pieces(word)
-        return self._cut[word]
+        """The token ids of a word, kept for the next time."""
+        if word not in self._known_words:
+            self._known_words[word] = self._cut_word(word)
+        return self._known_words[word]
 
-    def _pieces(self, word: str) -> list[int]:
+    def _cut_word(self, word: str) -> list[int]:
         found: list[int] = []
         start = 0
         while start < len(word) <= LONGEST:
@@ -69,8 +70,8 @@ class WordPiece:
         return found or [self.unknown]
 
 
-def _clean(character: str) -> str:
-    """Nothing in place of control characters, a blank for whatever is blank, room around a Chinese character."""
+def _normalise(character: str) -> str:
+    """The character with blanks around it if it is Chinese; a blank for any white space; nothing for a control."""
     if character in "\t\n\r" or unicodedata.category(character) == "Zs":
         return " "
     if character in "\0\ufffd" or unicodedata.category(character)[0] == "C":
@@ -78,20 +79,20 @@ def _clean(character: str) -> str:
     return f" {character} " if any(low <= ord(character) <= high for low, high in _HAN) else character
 
 
-def _marks(character: str) -> bool:
-    """Whether it is a punctuation mark; all of ASCII's that are no letters and no digits are."""
+def _is_punctuation(character: str) -> bool:
+    """Whether this is a punctuation mark; every ASCII character that is not a letter or digit counts as one."""
     ascii_mark = character.isascii() and character.isprintable() and not character.isalnum() and character != " "
     return ascii_mark or unicodedata.category(character)[0] == "P"
 
 
 def _vocabulary(path: Path) -> dict[str, int]:
-    """Each line's token and its number."""
+    """The id of each token: the number of its line."""
     if not path.is_file():
         raise InputError(f"data.tokenizer: {path.parent} holds no {VOCABULARY}; name a folder with a BERT's tokenizer")
     try:
         lines = path.read_text("utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError:
-        raise InputError(f"{path} is not UTF-8; get it again") from None
+        raise InputError(f"{path} is not UTF-8; download it again") from None
     known = {line.rstrip("\r"): number for number, line in enumerate(lines)}
     for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]"):
         if token not in known:
@@ -103,5 +104,5 @@ def _config(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_bytes()) if path.is_file() else {}
     except (ValueError, RecursionError):
-        raise InputError(f"{path} is not JSON; get it again") from None
+        raise InputError(f"{path} is not JSON; download it again") from None
     return found if isinstance(found, dict) else {}

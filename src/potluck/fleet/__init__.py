@@ -1,9 +1,10 @@
-"""Who takes part, on what kind of device, and what the work costs there."""
+"""The clients: who takes part in a round, on what kind of device, and what the work costs there."""
 
 from potluck.fleet.population import Fleet, Population
-from potluck.fleet.price import Budget, Need, Price, fit, fits, need, price
+from potluck.fleet.price import Budget, Price, Requirements, fits, price, requirements, widest_that_fits
 from potluck.fleet.profiles import PROFILES, Profile, profile
 
 __all__ = [
-    "PROFILES", "Budget", "Fleet", "Need", "Population", "Price", "Profile", "fit", "fits", "need", "price", "profile",
+    "PROFILES", "Budget", "Fleet", "Population", "Price", "Profile", "Requirements", "fits", "price", "profile",
+    "requirements", "widest_that_fits",
 ]  # fmt: skip

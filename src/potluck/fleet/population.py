@@ -1,4 +1,4 @@
-"""The crew: which clients there are, of which tier, who takes part in a round, and who fails in it."""
+"""The population: which clients there are, of which tier, who takes part in a round, and who drops out of it."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from potluck.core import Client, SettingsError, Tier, numpy_stream
 
 @dataclass(frozen=True)
 class Fleet:
-    """How clients come and go, and what a device may be asked, as settings."""
+    """The settings under [fleet]: availability and dropout of clients, and the limits of their devices."""
 
     tiers: Literal["fixed", "redrawn"] = "fixed"
-    """fixed: a client's tier never changes, the first tier's share of the clients first. redrawn: every round, every
-    client's tier is drawn anew by the shares."""
+    """fixed: the tier of a client never changes; the first clients have the first tier, and so on by the shares.
+    redrawn: in every round the tier of every client is drawn again by the shares."""
     availability: float = 1.0
-    """Chance that a client can be asked in a round."""
+    """The probability that a client is available in a round."""
     dropout: float = 0.0
-    """Chance that a client which was asked fails in mid-round."""
+    """The probability that a client of the cohort drops out during the round."""
     widths: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125, 0.0625)
-    """What a tier with width = "fit" chooses from: the largest that its device can carry."""
+    """The widths from which a tier with width = "fit" takes the largest that its device can train."""
     memory: float = 0.5
-    """The share of a device's memory that training may take, where a tier's width is "fit"."""
+    """The share of a device's memory that training may take, for tiers with width = "fit"."""
     seconds: float | None = None
-    """The modelled seconds that a round may take on a device, where a tier's width is "fit"; None: any time."""
+    """The modelled seconds that a round may take on a device, for tiers with width = "fit"; None: no limit."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "widths", tuple(self.widths))
@@ -43,11 +43,11 @@ class Fleet:
         if not 0 < self.memory <= 1:
             raise ValueError(f"fleet.memory = {self.memory} must be above 0 and at most 1")
         if self.seconds is not None and not self.seconds > 0:
-            raise ValueError(f"fleet.seconds = {self.seconds} must be above 0; leave it out for any time")
+            raise ValueError(f"fleet.seconds = {self.seconds} must be above 0; leave it out for no limit")
 
 
 class Population:
-    """All clients of a federation, none of them in memory: everything is a pure function of seed, round and index."""
+    """All clients of a federation. None is kept in memory: everything is a pure function of seed, round and index."""
 
     def __init__(self, tiers: Sequence[Tier], clients: int, settings: Fleet, seed: int) -> None:
         if not tiers:
@@ -63,18 +63,18 @@ class Population:
         self._seed = seed
         total = math.fsum(tier.share for tier in tiers)
         self._shares = [min(share / total, 1.0) for share in accumulate(tier.share for tier in tiers)]
-        # Rounding the running sum, not each share, leaves no client over and none twice.
+        # Round the running sum, not each share, so that every client has exactly one tier.
         self._ends = [math.floor(share * clients + 0.5) for share in self._shares]
         self._shares[-1], self._ends[-1] = 1.0, clients
 
     def client(self, index: int, round: int) -> Client:
-        """This client, with the tier it has in this round."""
+        """The client with this index, with its tier in this round."""
         if not 0 <= index < self.clients:
             raise IndexError(f"client {index} of {self.clients}")
         if self.settings.tiers == "fixed":
             place = bisect_right(self._ends, index)
         else:
-            place = bisect_right(self._shares, self._roll("tier", round, index))
+            place = bisect_right(self._shares, self._uniform("tier", round, index))
         return Client(f"c{index}", self.tiers[place])
 
     def index(self, id: str) -> int:
@@ -82,30 +82,30 @@ class Population:
         digits = id.removeprefix("c")
         if digits.isascii() and digits.isdigit() and id == f"c{int(digits)}" and int(digits) < self.clients:
             return int(digits)
-        raise ValueError(f"'{id}' is no client of this fleet; they are c0 to c{self.clients - 1}")
+        raise ValueError(f"'{id}' is no client of this fleet; its clients are c0 to c{self.clients - 1}")
 
     def cohort(self, round: int, size: int, wanted: Callable[[Client], bool] = lambda client: True) -> list[Client]:
-        """So many available (and wanted) clients, drawn uniformly, sorted by index; fewer where fewer are available.
+        """`size` available (and wanted) clients, drawn uniformly, sorted by index; fewer if fewer are available.
 
-        It depends on nothing but seed and round, so every method meets the same clients.
+        It depends only on seed and round, so every method meets the same clients.
         """
-        there = (self.client(index, round) for index in self._queue(round) if self._available(index, round))
+        there = (self.client(index, round) for index in self._random_order(round) if self._available(index, round))
         picked = islice((client for client in there if wanted(client)), max(size, 0))
         return sorted(picked, key=lambda client: self.index(client.id))
 
     def drops(self, id: str, round: int, attempt: int = 0) -> bool:
-        """Whether this client fails in the middle of this round, on this attempt."""
+        """Whether this client drops out during this attempt of this round."""
         if self.settings.dropout == 0:
             return False
-        return self._roll("drop", round, self.index(id), attempt) < self.settings.dropout
+        return self._uniform("drop", round, self.index(id), attempt) < self.settings.dropout
 
     def counts(self) -> dict[str, int]:
-        """How many clients each tier has; with redrawn tiers, how many it has on average, rounded."""
+        """The number of clients of each tier; with redrawn tiers the mean, rounded."""
         starts = [0, *self._ends[:-1]]
         return {tier.name: end - start for tier, start, end in zip(self.tiers, starts, self._ends, strict=True)}
 
-    def _queue(self, round: int) -> Iterator[int]:
-        """All clients in random order, shuffled no further than they are asked for (Fisher and Yates)."""
+    def _random_order(self, round: int) -> Iterator[int]:
+        """All clients in random order: a Fisher-Yates shuffle that goes only as far as it is read."""
         rng = numpy_stream(self._seed, "cohort", round)
         moved: dict[int, int] = {}
         for front in range(self.clients):
@@ -114,7 +114,7 @@ class Population:
             moved[taken] = moved.pop(front, front)
 
     def _available(self, index: int, round: int) -> bool:
-        return self.settings.availability == 1 or self._roll("available", round, index) < self.settings.availability
+        return self.settings.availability == 1 or self._uniform("available", round, index) < self.settings.availability
 
-    def _roll(self, purpose: str, *key: int) -> float:
+    def _uniform(self, purpose: str, *key: int) -> float:
         return float(numpy_stream(self._seed, purpose, *key).random())

@@ -1,8 +1,8 @@
-"""Device profiles: what a kind of device can carry, modelled from public specifications.
+"""Device profiles: memory, speed, network and power of a kind of device, modelled from public specifications.
 
 No figure here was measured. Peak FLOP/s = FP32 operations per cycle (a fused multiply-add counts two) x clock x cores;
-training sustains a small part of it, because phones throttle and small batches leave arithmetic units idle. How small
-a part, the links and the watts are assumptions: replace them by measurements of your own devices where you have any.
+training reaches a small part of it, because phones throttle and small batches leave arithmetic units idle. How small a
+part, the network speeds and the watts are assumptions: replace them by measurements of your own devices if you can.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ MBIT = 1_000_000
 
 @dataclass(frozen=True)
 class Profile:
-    """What a kind of device can carry."""
+    """Memory, speed, network and power of a kind of device."""
 
     name: str
     memory: int
     """Bytes."""
     flops: float
-    """FLOP/s sustained in training."""
+    """FLOP/s reached in training, for long."""
     down: float
     """Bit/s."""
     up: float
     """Bit/s."""
     train_watts: float
-    """Drawn while training, above idling."""
+    """Power while training, above idle."""
     radio_watts: float
-    """Drawn while transferring, above idling."""
+    """Power while sending or receiving, above idle."""
     source: str
     """Where the figures come from."""
 

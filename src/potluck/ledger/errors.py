@@ -1,4 +1,4 @@
-"""What can go wrong with a run folder: one line each, with the remedy and an exit code."""
+"""Errors about a run folder: each is one line that says what to do, and has an exit code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class LedgerError(Exception):
-    """Something about a run folder that a person can mend."""
+    """An error about a run folder that the user can correct."""
 
     exit_code = 1
 
@@ -19,13 +19,13 @@ class MissingRun(LedgerError):
 
 
 class DamagedRecord(LedgerError):
-    """A manifest or journal that is no longer what was written."""
+    """A manifest or journal that something else has changed."""
 
     exit_code = 3
 
 
 class CheckpointError(LedgerError):
-    """Checkpoints or memories exist, and none that is needed can be trusted."""
+    """Checkpoints or memories exist, but none that is needed is valid."""
 
     exit_code = 4
 
@@ -36,29 +36,29 @@ class FolderError(LedgerError):
     exit_code = 6
 
 
-_PERMIT = "Check who owns it and who may write there, or choose another path."
+_CHECK_PERMISSION = "Check who owns it and who may write there, or choose another path."
 _REMEDIES = {
     errno.ENOSPC: "Make room on the disk and try again.",
     errno.EDQUOT: "Make room within your quota and try again.",
     errno.EFBIG: "Raise the limit on file sizes (ulimit -f) and try again.",
-    errno.EACCES: _PERMIT,
-    errno.EPERM: _PERMIT,
-    errno.EROFS: _PERMIT,
+    errno.EACCES: _CHECK_PERMISSION,
+    errno.EPERM: _CHECK_PERMISSION,
+    errno.EROFS: _CHECK_PERMISSION,
     errno.ENAMETOOLONG: "Choose a shorter path.",
     errno.ENOTDIR: "Choose another path.",
     errno.EEXIST: "Choose another path.",
 }
 
 
-def shown(path: Path | str) -> str:
-    """A path as it fits in one line: as typed, or quoted where it holds line breaks and the like."""
+def printable(path: Path | str) -> str:
+    """A path that fits in one line: as typed, or escaped if it holds line breaks and the like."""
     text = str(path)
     return text if text.isprintable() else ascii(text)
 
 
-def refused(path: Path | str, attempt: str, fault: OSError | ValueError) -> FolderError:
-    """The error for something that the operating system would not do with this path."""
+def os_error(path: Path | str, attempt: str, fault: OSError | ValueError) -> FolderError:
+    """The error to raise if the operating system fails to do something with this path."""
     if not isinstance(fault, OSError):  # a zero byte, or text that no file name can hold
-        return FolderError(f"{shown(path)}: {attempt}: not a possible path. Choose another path.")
+        return FolderError(f"{printable(path)}: {attempt}: not a possible path. Choose another path.")
     remedy = _REMEDIES.get(fault.errno or 0, "")
-    return FolderError(f"{shown(path)}: {attempt}: {fault.strerror or fault}. {remedy}".rstrip())
+    return FolderError(f"{printable(path)}: {attempt}: {fault.strerror or fault}. {remedy}".rstrip())

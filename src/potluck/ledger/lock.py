@@ -1,4 +1,4 @@
-"""One run at a time in a folder."""
+"""The lock of a run folder: one run at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from potluck.ledger.errors import FolderError, refused, shown
+from potluck.ledger.errors import FolderError, os_error, printable
 
 try:
     import fcntl
@@ -20,11 +20,11 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 
 
 class Lock:
-    """The right to use a folder, held until `release` or the end of the process, however that comes about.
+    """An exclusive lock on a folder, held until `release` or until the process ends, however it ends.
 
-    The kernel knows who holds the lock; the file only says so to people (process and host), and stays behind empty.
-    Without help from the kernel the file itself is the lock, and one left by a dead process of this host is removed:
-    weaker, for two processes may find the same dead one at the same moment.
+    The kernel holds the lock; the file only names the owner (process and host) and stays behind empty. If the file
+    system has no locks, the file itself is the lock, and a file left by a dead process of this host is removed. That is
+    weaker: two processes may find the same dead owner at the same moment.
     """
 
     def __init__(self, path: Path) -> None:
@@ -32,54 +32,54 @@ class Lock:
         self._unlink = False
         self._descriptor: int | None = None
         try:
-            self._descriptor = self._by_kernel() if fcntl is not None else self._by_name()
-            _sign(self._descriptor)
+            self._descriptor = self._lock_by_kernel() if fcntl is not None else self._lock_by_file()
+            _write_owner(self._descriptor)
         except (OSError, ValueError) as fault:
             self.release()
-            raise refused(path, "cannot lock the folder", fault) from fault
+            raise os_error(path, "cannot lock the folder", fault) from fault
         _held.add(self)
 
     def release(self) -> None:
-        """Let others use the folder; doing so twice is fine."""
+        """Releases the lock; a second call does nothing."""
         _held.discard(self)
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is None:
             return
-        # Emptied, not removed: who has just opened a removed file could lock it, and nobody else would see that.
+        # Emptied, not removed: a process that has just opened a removed file could lock it unseen by others.
         with suppress(OSError):  # a disk that has gone away must not keep the folder locked
             os.ftruncate(descriptor, 0)
         os.close(descriptor)
         if self._unlink:
             self.path.unlink(missing_ok=True)
 
-    def let_go(self) -> None:
-        """Drop the descriptor that a forked process was born with; the lock stays with its parent."""
+    def close_inherited(self) -> None:
+        """Closes the descriptor that a forked process inherited; the lock stays with the parent."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _by_kernel(self) -> int:
+    def _lock_by_kernel(self) -> int:
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as fault:
             os.close(descriptor)
             if isinstance(fault, BlockingIOError):
-                raise _taken(self.path) from None
+                raise _in_use(self.path) from None
             if fault.errno in _NO_LOCKS:  # some network file systems
-                return self._by_name()
+                return self._lock_by_file()
             raise
         return descriptor
 
-    def _by_name(self) -> int:
+    def _lock_by_file(self) -> int:
         if self.path.exists():
-            if _alive(self.path):
-                raise _taken(self.path, f"; if that one is gone for sure, remove {shown(self.path)}")
+            if _owner_may_run(self.path):
+                raise _in_use(self.path, f"; if that one is gone for sure, remove {printable(self.path)}")
             self.path.unlink(missing_ok=True)
         try:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         except FileExistsError:
-            raise _taken(self.path) from None
+            raise _in_use(self.path) from None
         self._unlink = True
         return descriptor
 
@@ -87,18 +87,18 @@ class Lock:
 _held: set[Lock] = set()
 
 
-def _forget_in_child() -> None:
-    # Otherwise a forked worker that outlives its run would keep the folder locked in the name of a dead process.
+def _close_in_child() -> None:
+    # Otherwise a forked worker that outlives its run would keep the folder locked.
     for lock in _held:
-        lock.let_go()
+        lock.close_inherited()
     _held.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_in_child)
+    os.register_at_fork(after_in_child=_close_in_child)
 
 
-def _sign(descriptor: int) -> None:
+def _write_owner(descriptor: int) -> None:
     os.ftruncate(descriptor, 0)
     os.write(descriptor, json.dumps({"pid": os.getpid(), "host": _host()}).encode() + b"\n")
 
@@ -115,24 +115,24 @@ def _owner(path: Path) -> dict[str, Any]:
     return owner if isinstance(owner, dict) else {}
 
 
-def _taken(path: Path, remedy: str = "") -> FolderError:
+def _in_use(path: Path, remedy: str = "") -> FolderError:
     owner = _owner(path)
-    who = shown(f"process {owner.get('pid')} on host {owner.get('host')}") if owner else "another process"
-    return FolderError(f"{shown(path.parent)} is in use by {who}; wait for it or choose another --out{remedy}.")
+    who = printable(f"process {owner.get('pid')} on host {owner.get('host')}") if owner else "another process"
+    return FolderError(f"{printable(path.parent)} is in use by {who}; wait for it or choose another --out{remedy}.")
 
 
-def _alive(path: Path) -> bool:
+def _owner_may_run(path: Path) -> bool:
     """Whether the process that a lock file names may still be running."""
     owner = _owner(path)
     pid = owner.get("pid")
     if type(pid) is not int or pid <= 0:
         return False
     if owner.get("host") != _host():
-        return True  # cannot be known from here
-    if pid == os.getpid():  # ours, or that of an earlier process with the same number
+        return True  # on another host: not known here
+    if pid == os.getpid():  # this process, or an earlier one with the same id
         return any(lock.path == path for lock in _held)
     if os.name == "nt":
-        return False  # nobody can be asked, but removing the file will fail while its owner holds it open
+        return False  # unknown, but removing the file will fail while its owner has it open
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""Cut a part out of a model, put many back together."""
+"""Parts of models: cut a small model out of the whole, average many small models, apply a server rule."""
 
 from potluck.parts.mean import BLOCK, OverlapMean, Sums
 from potluck.parts.part import WHOLE, Choose, Index, Mask, Part, Place, index, part, place

@@ -1,4 +1,4 @@
-"""The one aggregation: a weighted mean of models that overlap only in part."""
+"""Aggregation: the weighted mean of models that overlap only in part."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ from potluck.core import Arrays, BufferLayout, FlatArrays, Weight
 from potluck.parts.part import Mask, Part, Place
 
 BLOCK = 16
-"""Sums run over fixed blocks of this many tasks, then block by block, so that their bits do not depend on workers."""
+"""Sums run over fixed blocks of this many tasks, then over blocks, so that the bits do not depend on workers."""
 
 
-class Placed(Protocol):
-    """What can say where a small tensor belongs: a `Part` or a `Mask`."""
+class HasPlaces(Protocol):
+    """A `Part` or a `Mask`: it knows where each small tensor belongs in the whole."""
 
     def place(self, name: str) -> Place: ...
 
 
 @dataclass
 class Sums:
-    """Weighted sums and weights, entry by entry, in float64; whole numbers keep their maximum instead."""
+    """Weighted sums and weights of every entry, in float64; for integers the maximum instead."""
 
     totals: dict[str, Tensor] = field(default_factory=dict)
     weights: dict[str, float | Tensor] = field(default_factory=dict)
-    """One number while every contribution was entire; from the first partial one on a tensor that broadcasts to the
-    total's shape (dimensions that are never cut, such as a kernel's, have length one)."""
-    peaks: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    """(maximum, seen) of tensors of whole numbers."""
+    """One number as long as every contribution was entire; after the first partial one a tensor that broadcasts to the
+    shape of the total (dimensions that are never cut, such as a kernel's, have length one)."""
+    maxima: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """(maximum, seen) of integer tensors."""
     flat: tuple[BufferLayout, Tensor] | None = None
-    """The buffer in which the totals lie, while every contribution came in one of the same layout."""
+    """The buffer that holds the totals, as long as every contribution had the same layout."""
 
     def merge(self, other: Sums) -> None:
-        """Adds another block's sums."""
+        """Adds the sums of another block."""
         for name, total in other.totals.items():
             if name in self.totals:
                 self.totals[name].add_(total)
                 self.weights[name] = self.weights[name] + other.weights[name]
             else:
                 self.totals[name], self.weights[name] = total, other.weights[name]
-        for name, (peak, seen) in other.peaks.items():
-            if name in self.peaks:
-                mine, had = self.peaks[name]
-                self.peaks[name] = (torch.maximum(mine, peak), had | seen)
+        for name, (maximum, seen) in other.maxima.items():
+            if name in self.maxima:
+                mine, had = self.maxima[name]
+                self.maxima[name] = (torch.maximum(mine, maximum), had | seen)
             else:
-                self.peaks[name] = (peak, seen)
+                self.maxima[name] = (maximum, seen)
 
 
 class OverlapMean:
-    """Weighted mean of models that overlap only in part; entries that nobody sent keep their value.
+    """Weighted mean of models that overlap only in part; entries that no client sent keep their value.
 
     >>> import torch
     >>> mean = OverlapMean({"w": torch.tensor([1.0, 2.0])})
@@ -69,13 +69,13 @@ class OverlapMean:
         self._next = 0
 
     def add(self, arrays: Arrays, held: Any, weight: Weight = 1.0, position: int | None = None) -> None:
-        """Folds one contribution in. `position` is the task's place among all tasks of the fold."""
+        """Adds one contribution. `position` is the index of its task among all tasks of the fold."""
         position = self._next if position is None else position
         if position < self._next:
             raise ValueError(f"position {position} comes after {self._next - 1}: contributions are added in order")
         self._next = position + 1
         if position // BLOCK != self._number:
-            self._close()
+            self._close_block()
             self._number = position // BLOCK
         if isinstance(arrays, FlatArrays) and isinstance(weight, float) and self._add_flat(arrays, held, weight):
             arrays = arrays.others
@@ -85,25 +85,25 @@ class OverlapMean:
                 self._add(held, name, tensor, factor)
 
     def value(self) -> Arrays:
-        """The mean where anybody sent something, the starting value elsewhere; cast once, at the end."""
-        self._close()
+        """The mean of the entries that any client sent, the start value of all others; cast once, at the end."""
+        self._close_block()
         out = dict(self.start)
         for name, total in self.sums.totals.items():
-            out[name] = _divided(self.start[name], total, self.sums.weights[name])
-        for name, (peak, seen) in self.sums.peaks.items():
-            out[name] = torch.where(seen, peak, self.start[name])
+            out[name] = _weighted_mean(self.start[name], total, self.sums.weights[name])
+        for name, (maximum, seen) in self.sums.maxima.items():
+            out[name] = torch.where(seen, maximum, self.start[name])
         return out
 
     def covered(self, name: str) -> Tensor | bool:
-        """Which entries of this tensor anybody sent: one truth value for all of them, or one each."""
-        self._close()
-        if name in self.sums.peaks:
-            return self.sums.peaks[name][1]
+        """Which entries of this tensor any client sent: one bool for all entries, or one for each."""
+        self._close_block()
+        if name in self.sums.maxima:
+            return self.sums.maxima[name][1]
         weight = self.sums.weights.get(name, 0.0)
         return (weight > 0).expand(self.start[name].shape) if isinstance(weight, Tensor) else weight > 0
 
     def coverage(self) -> float:
-        """The share of the whole's numbers that anybody sent."""
+        """The share of all entries of the whole that any client sent."""
         sent = count = 0
         for name, tensor in self.start.items():
             covered = self.covered(name)
@@ -111,13 +111,13 @@ class OverlapMean:
             count += tensor.numel()
         return sent / count if count else 1.0
 
-    def _close(self) -> None:
-        if self._block.totals or self._block.peaks:
+    def _close_block(self) -> None:
+        if self._block.totals or self._block.maxima:
             self.sums.merge(self._block)
             self._block = Sums()
 
     def _add_flat(self, arrays: FlatArrays, held: Any, factor: float) -> bool:
-        """Adds a whole buffer at once, to the same sums as tensor by tensor; False where that cannot be."""
+        """Adds a whole buffer at once, with the same sums as tensor by tensor; False if that is not possible."""
         block, layout = self._block, arrays.layout
         if not (isinstance(held, Part) and held.entire and factor > 0):
             return False
@@ -135,11 +135,11 @@ class OverlapMean:
             block.weights[name] = block.weights[name] + factor
         return True
 
-    def _add(self, held: Placed, name: str, tensor: Tensor, factor: float | Tensor) -> None:
+    def _add(self, held: HasPlaces, name: str, tensor: Tensor, factor: float | Tensor) -> None:
         place = held.place(name)
         mask = held.masks.get(name) if isinstance(held, Mask) else None
         if not self.start[place.name].is_floating_point():
-            self._peak(place, tensor)
+            self._add_maximum(place, tensor)
         elif isinstance(factor, Tensor) or mask is not None:
             self._add_entries(place, tensor, _as_weights(factor, tensor, mask))
         elif place.dims:
@@ -164,7 +164,7 @@ class OverlapMean:
         total, weights = self._sums_of(place.name, len(place.dims))
         for there, here in place.blocks(tensor.shape):
             if any(isinstance(index, Tensor) for index in there):
-                at = _outer(there)
+                at = _product_index(there)
                 total[at] += tensor[here].to(torch.float64) * factor
                 weights[at] += factor
             else:
@@ -175,15 +175,15 @@ class OverlapMean:
         total, weights = self._sums_of(place.name, tensor.dim())
         weighted = torch.where(factors > 0, tensor.to(torch.float64) * factors, -0.0)
         for there, here in place.blocks(tensor.shape):
-            at = _outer(there)
+            at = _product_index(there)
             total[at] += weighted[here]
             weights[at] += factors[here]
 
     def _sums_of(self, name: str, dims: int) -> tuple[Tensor, Tensor]:
-        """This block's total of a tensor, and its weights with at least so many dimensions spelt out."""
+        """The total of a tensor in this block, and its weights with at least `dims` dimensions in full length."""
         start, block = self.start[name], self._block
         if name not in block.totals:
-            # Sums begin at -0.0, to which adding anything, -0.0 too, leaves it as it is.
+            # Sums start at -0.0: -0.0 + x is exactly x, also for x = -0.0.
             block.totals[name] = torch.full_like(start, -0.0, dtype=torch.float64)
         had = block.weights.get(name, 0.0)
         shape = (*start.shape[:dims], *[1] * (start.dim() - dims))
@@ -194,17 +194,17 @@ class OverlapMean:
         block.weights[name] = had
         return block.totals[name], had
 
-    def _peak(self, place: Place, tensor: Tensor) -> None:
+    def _add_maximum(self, place: Place, tensor: Tensor) -> None:
         start = self.start[place.name]
-        peak, seen = self._block.peaks.get(place.name) or (
-            torch.full_like(start, _lowest(start.dtype)),
+        maximum, seen = self._block.maxima.get(place.name) or (
+            torch.full_like(start, _smallest(start.dtype)),
             torch.zeros_like(start, dtype=torch.bool),
         )
         for there, here in place.blocks(tensor.shape):
-            at = _outer(there)
-            peak[at] = torch.maximum(peak[at], tensor[here])
+            at = _product_index(there)
+            maximum[at] = torch.maximum(maximum[at], tensor[here])
             seen[at] = True
-        self._block.peaks[place.name] = (peak, seen)
+        self._block.maxima[place.name] = (maximum, seen)
 
 
 def _factor(weight: Weight, name: str) -> float | Tensor:
@@ -213,15 +213,15 @@ def _factor(weight: Weight, name: str) -> float | Tensor:
 
 
 def _as_weights(factor: float | Tensor, tensor: Tensor, mask: Tensor | None) -> Tensor:
-    """A weight for every entry of a small tensor."""
+    """The weight of every entry of a small tensor."""
     weights = torch.as_tensor(factor, dtype=torch.float64, device=tensor.device)
     if mask is not None:
         weights = weights * mask
     return weights.expand(tensor.shape)
 
 
-def _outer(there: tuple[slice | Tensor, ...]) -> tuple[slice | Tensor, ...]:
-    """An index that addresses the product of its lists, as slices do by themselves."""
+def _product_index(there: tuple[slice | Tensor, ...]) -> tuple[slice | Tensor, ...]:
+    """An index for the Cartesian product of its lists, as slices give it by themselves."""
     lists = [dim for dim, index in enumerate(there) if isinstance(index, Tensor)]
     if len(lists) < 2:
         return there
@@ -233,12 +233,12 @@ def _outer(there: tuple[slice | Tensor, ...]) -> tuple[slice | Tensor, ...]:
     return tuple(out)
 
 
-def _divided(old: Tensor, total: Tensor, weight: float | Tensor) -> Tensor:
+def _weighted_mean(old: Tensor, total: Tensor, weight: float | Tensor) -> Tensor:
     if not isinstance(weight, Tensor):
         return (total / weight).to(old.dtype)
     new = (total / torch.where(weight > 0, weight, 1.0)).to(old.dtype)
     return new if bool((weight > 0).all()) else torch.where(weight > 0, new, old)
 
 
-def _lowest(dtype: torch.dtype) -> int | bool:
+def _smallest(dtype: torch.dtype) -> int | bool:
     return False if dtype is torch.bool else torch.iinfo(dtype).min

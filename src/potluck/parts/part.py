@@ -1,4 +1,4 @@
-"""Cutting a part out of a whole model: which entries of which tensor, in which order."""
+"""Parts: which entries of which tensors a small model takes from the whole, in which order."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from torch import Tensor
 from potluck.core import Arrays, Axis, Dimension, Dimensions
 
 Index: TypeAlias = "tuple[slice, ...] | Tensor | None"
-"""Entries of one dimension, in order: all of them, a few runs of consecutive ones, or any list."""
+"""Entries of one dimension, in order: all (None), a few runs of consecutive entries, or any list."""
 
 Choose: TypeAlias = "Callable[[Axis], Sequence[int] | Tensor]"
-"""The units a method picks of a group, in the order in which the small network will hold them."""
+"""Chooses the units of an axis group, in the order in which the small network will hold them."""
 
 MOST_RUNS = 8
-"""A dimension in more runs than this (or a tensor in more blocks) is cut by index lists; fewer blocks are faster."""
+"""With more runs in a dimension (or more blocks in a tensor), index lists are faster than slices."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a small tensor lives in the whole: under which name, at which entries of each dimension."""
+    """Where a small tensor belongs in the whole: the name of the tensor, and the entries of each dimension."""
 
     name: str
     dims: tuple[Index, ...] = ()
 
     def take(self, tensor: Tensor) -> Tensor:
-        """The small tensor; a view where it is one block, so treat it as read-only."""
+        """The small tensor. It may be a view of the whole: do not write to it."""
         if any(isinstance(index, Tensor) for index in self.dims):
             for dim, index in enumerate(self.dims):
                 if isinstance(index, Tensor):
@@ -78,23 +78,24 @@ def _pairs(index: Index, length: int) -> list[tuple[slice | Tensor, slice]]:
 class Part:
     """A part of a whole model: a place for each of the small model's tensors.
 
-    ``take`` cuts the small model out; `OverlapMean` uses the same places to put it back. A name that has no place
-    (`WHOLE` names none) stands for itself, entire.
+    ``take`` cuts the small model out; `OverlapMean` uses the same places to put it back. In `WHOLE`, every tensor is
+    entire under its own name.
     """
 
     places: Mapping[str, Place] = field(default_factory=dict)
     entire: bool = False
-    """The small model has every tensor of the whole under the same name."""
+    """Whether the small model has every tensor of the whole, entire and under the same name."""
     units: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """The units chosen of each axis group, where it was made of such."""
+    """The chosen units of each axis group; empty if the part was not made from units."""
 
     def place(self, name: str) -> Place:
+        """Where this tensor of the small model belongs in the whole."""
         if self.entire:
             return Place(name)
         return self.places[name]
 
     def on(self, hardware: torch.device) -> Part:
-        """The same part, its index lists where the tensors are: each is brought there once, not at every use."""
+        """The same part with its index lists on this hardware, so that each list is copied only once."""
         if hardware.type == "cpu":
             return self
         lists = {id(index): index for place in self.places.values() for index in place.dims}
@@ -120,10 +121,10 @@ WHOLE = Part(entire=True)
 
 @dataclass(frozen=True)
 class Mask:
-    """A part chosen entry by entry: the small model has the whole's shapes, with zeros where the mask is off."""
+    """A part chosen entry by entry: the small model has the shapes of the whole, with zeros where the mask is False."""
 
     masks: Mapping[str, Tensor]
-    """Truth values of the tensor's shape; a tensor without one is held entire."""
+    """Bool tensors of the same shape; a tensor without a mask is entire."""
 
     def place(self, name: str) -> Place:
         return Place(name)
@@ -138,11 +139,11 @@ class Mask:
 def part(
     axes: Mapping[str, Dimensions], choose: Choose, names: Iterable[str] | None = None, heads: Choose | None = None
 ) -> Part:
-    """The part made of the chosen units of every axis group.
+    """The part that holds the chosen units of every axis group.
 
-    `axes` describes the whole; `choose` is asked once per group; `names` are the tensors the small network has (all, if
-    left out: a shallow network has fewer). `heads`, if given, chooses among all copies' entries together where an axis
-    has several copies; otherwise every copy is cut alike.
+    `axes` describes the whole. `choose` is called once per group. `names` are the tensors of the small network (None:
+    all; a shallow network has fewer). If an axis has several copies (heads), `heads` chooses among the entries of all
+    copies together; without it, every copy is cut in the same way.
     """
     chosen: dict[str, tuple[int, ...]] = {}
     indices: dict[Dimension, Index] = {}
@@ -154,12 +155,12 @@ def part(
             _check(axis, chosen[axis.group])
         return chosen[axis.group]
 
-    def found(dimension: Dimension) -> Index:
+    def entries(dimension: Dimension) -> Index:
         if dimension not in indices:
             indices[dimension] = index(dimension, units, heads)
         return indices[dimension]
 
-    places = {name: place(name, tuple(map(found, axes[name]))) for name in (axes if names is None else names)}
+    places = {name: place(name, tuple(map(entries, axes[name]))) for name in (axes if names is None else names)}
     return Part(places, units=chosen)
 
 
@@ -171,14 +172,14 @@ def _check(axis: Axis, units: Sequence[int]) -> None:
 
 
 def place(name: str, dims: tuple[Index, ...]) -> Place:
-    """A place at these entries: by runs where there are few blocks, else by lists."""
+    """The place at these entries: by slices if there are few blocks, else by index lists."""
     if all(entry is None for entry in dims):
         return Place(name)
     blocks = 1
     for entry in dims:
         blocks *= len(entry) if isinstance(entry, tuple) else 1
     if blocks > MOST_RUNS or any(isinstance(entry, Tensor) for entry in dims):
-        return Place(name, tuple(_listed(entry) for entry in dims))
+        return Place(name, tuple(_as_list(entry) for entry in dims))
     return Place(name, dims)
 
 
@@ -200,11 +201,11 @@ def index(dimension: Dimension, units: Choose, heads: Choose | None = None) -> I
         return None
     if not runs:
         return (slice(0, 0),)
-    return tuple(runs) if len(runs) <= MOST_RUNS else _listed(tuple(runs))
+    return tuple(runs) if len(runs) <= MOST_RUNS else _as_list(tuple(runs))
 
 
 def _runs(units: Sequence[int] | Tensor) -> list[slice]:
-    """Consecutive units gathered into slices."""
+    """The units as slices of consecutive units."""
     runs: list[slice] = []
     for unit in units.tolist() if isinstance(units, Tensor) else units:
         _extend(runs, slice(unit, unit + 1))
@@ -212,14 +213,14 @@ def _runs(units: Sequence[int] | Tensor) -> list[slice]:
 
 
 def _extend(runs: list[slice], more: slice) -> None:
-    """Adds a run, grown onto the last one where it follows it."""
+    """Appends a run, or extends the last run if the new one follows it."""
     if runs and runs[-1].stop == more.start:
         runs[-1] = slice(runs[-1].start, more.stop)
     elif more.stop > more.start:
         runs.append(more)
 
 
-def _listed(index: Index) -> Index:
+def _as_list(index: Index) -> Index:
     if isinstance(index, tuple):
         return torch.cat([torch.arange(run.start, run.stop) for run in index])
     return index

@@ -30,7 +30,7 @@ from potluck.core import (
 )
 from potluck.data import Federation, Source, load, load_public
 from potluck.engines import ENGINES, ClientData, Engine, RoundSession, SimulationContext
-from potluck.fleet import Budget, Population, fit, profile
+from potluck.fleet import Budget, Population, profile, widest_that_fits
 from potluck.learn import Classify, NextToken, Regress, Tag
 from potluck.models import ModelZoo, check, make_spec, tier_spec
 from potluck.run import config, privacy
@@ -108,7 +108,7 @@ def hardware(experiment: Experiment) -> str:
     """The hardware asked for, if it is there."""
     wanted = experiment.run.hardware
     if wanted == "cuda" and not torch.cuda.is_available():
-        raise ResourceError('run.hardware = "cuda", but torch sees no GPU here; leave it out.')
+        raise ResourceError('run.hardware = "cuda", but torch sees no GPU here; leave it out, or use --engine pool.')
     return wanted
 
 
@@ -228,7 +228,9 @@ def _fitting(settings: TierSettings, base: Spec, experiment: Experiment, samples
     slots = 2 if local.optimiser == "adam" else int(local.momentum > 0)
     budget = Budget(local.count(samples), slots, fleet.memory, fleet.seconds or math.inf)
     zoo, batch = ModelZoo(base), min(local.batch, max(samples, 1))
-    return fit(fleet.widths, lambda width: zoo.cost(tier_spec(base, width), batch), profile(settings.profile), budget)
+    return widest_that_fits(
+        fleet.widths, lambda width: zoo.cost(tier_spec(base, width), batch), profile(settings.profile), budget
+    )
 
 
 def _spec(model: Mapping[str, Any], source: Source, where: str) -> Spec:

@@ -101,7 +101,9 @@ def checked(kind: type[T], plain: Mapping[str, Any], where: str, text: str = "",
     for path, fault in _strangers(kind, plain, ()):
         raise SettingsError(f"{where}: {_line(text, section + path)}{_in(section + path[:-1])}{fault}")
     try:
-        found: T = _adapter(kind).validate_json(json.dumps(plain, default=str), strict=True)
+        found: T = _adapter(kind).validate_json(  # type: ignore[arg-type]
+            json.dumps(plain, default=str), strict=True
+        )
         return found
     except ValidationError as error:
         first = error.errors()[0]

@@ -109,7 +109,7 @@ def settings_of(folder: RunFolder) -> Experiment:
 def _changed(experiment: Experiment, rounds: int, engine: str | None) -> Experiment:
     plain = experiment.plain() | {"rounds": rounds}
     if engine is not None:
-        plain["run"]["engine"] = engine
+        plain["run"] |= {"engine": engine} | ({"hardware": "cuda"} if engine == "graphs" else {})
     return config.experiment(plain, "resume")
 
 

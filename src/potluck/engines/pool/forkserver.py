@@ -34,20 +34,23 @@ def start(context: SimulationContext) -> tuple[socket.socket, int]:
     ours, theirs = socket.socketpair()
     sys.stdout.flush()
     sys.stderr.flush()
+    parent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _become_child(_serve, [theirs.fileno()], context)
+        _become_child(_serve, [theirs.fileno()], context, parent)
     theirs.close()
     return ours, pid
 
 
 def _become_child(
-    main: Callable[[list[int], SimulationContext], None], handles: list[int], context: SimulationContext
+    main: Callable[[list[int], SimulationContext], None], handles: list[int], context: SimulationContext, parent: int
 ) -> NoReturn:
     """Makes a forked process a quiet child (it dies with its parent, leaves Ctrl-C to it, holds none of its files but
-    these), lives its life, and never returns into the parent's code."""
+    these), runs its main function, and never returns into the parent's code."""
     try:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        if os.getppid() != parent:  # it died between fork and prctl: no signal will come
+            os._exit(0)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         limit = os.sysconf("SC_OPEN_MAX")
@@ -65,11 +68,12 @@ def _serve(handles: list[int], context: SimulationContext) -> None:
     """The fork server: forks a worker for every request, until the run is gone."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     end = socket.socket(fileno=handles[0])
+    parent = os.getpid()
     while end.recv(1):
         ours, theirs = socket.socketpair()
         buffers = [SharedMemoryBuffer.make(), SharedMemoryBuffer.make()]
         if os.fork() == 0:
-            _become_child(_work, [theirs.fileno(), *buffers], context)
+            _become_child(_work, [theirs.fileno(), *buffers], context, parent)
         theirs.close()
         socket.send_fds(end, [b"+"], [ours.fileno(), *buffers])
         ours.close()

@@ -1,4 +1,4 @@
-"""Reading what a comparison should run."""
+"""What the arguments of `compare` and `report` mean: methods, seeds and folders."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from potluck.core import InputError, SettingsError
 from potluck.run import Experiment, value
 
 
-def methods(experiment: Experiment, given: str | None) -> list[dict[str, Any]]:
-    """The methods to compare, each with its own settings."""
+def comparison_methods(experiment: Experiment, given: str | None) -> list[dict[str, Any]]:
+    """The methods to compare, each with its settings: from --methods, or else from [compare]."""
     if given is not None:
-        wanted = [_read(text) for text in given.split(",") if text.strip()]
+        wanted = [_parse_method(text) for text in given.split(",") if text.strip()]
     else:
         wanted = [{"name": m} if isinstance(m, str) else dict(m) for m in experiment.compare.methods]
     if not wanted:
@@ -20,11 +20,12 @@ def methods(experiment: Experiment, given: str | None) -> list[dict[str, Any]]:
     own = experiment.method
     found = [{**own, **method} if method == {"name": own.get("name")} else method for method in wanted]
     if len({repr(sorted(method.items(), key=str)) for method in found}) < len(found):
-        raise SettingsError("--methods names the same method twice with the same settings.")
+        raise SettingsError("--methods names the same method twice with the same settings; remove one.")
     return found
 
 
-def _read(text: str) -> dict[str, Any]:
+def _parse_method(text: str) -> dict[str, Any]:
+    """A method from --methods: `name`, or `name:key=value:key=value`; a name may itself be `module:Class`."""
     name, *pairs = text.strip().split(":")
     if pairs and "=" not in pairs[0]:
         name, *pairs = f"{name}:{pairs[0]}", *pairs[1:]
@@ -37,8 +38,8 @@ def _read(text: str) -> dict[str, Any]:
     return method
 
 
-def seeds(experiment: Experiment, given: str | None) -> list[int]:
-    """The seeds to run."""
+def comparison_seeds(experiment: Experiment, given: str | None) -> list[int]:
+    """The seeds to run: from --seeds, or else from [compare], or else the experiment's own."""
     if given is None:
         return list(experiment.compare.seeds) or [experiment.seed]
     try:
@@ -47,8 +48,8 @@ def seeds(experiment: Experiment, given: str | None) -> list[int]:
         raise SettingsError(f"--seeds {given}: write whole numbers, such as --seeds 0,1,2.") from None
 
 
-def fresh(name: str) -> Path:
-    """A folder for a comparison that does not exist yet."""
+def new_comparison_folder(name: str) -> Path:
+    """A path under runs/ for a comparison, which does not exist yet."""
     number, path = 1, Path("runs") / f"{name}-compare"
     while path.exists():
         number += 1
@@ -57,11 +58,11 @@ def fresh(name: str) -> Path:
 
 
 def run_folders(given: list[Path]) -> list[Path]:
-    """Every run among these folders and right below them."""
+    """Every run folder among these folders and directly inside them."""
     found: list[Path] = []
     for folder in given:
         below = sorted(folder.iterdir()) if folder.is_dir() else []
         found += [path for path in (folder, *below) if (path / "manifest.json").is_file()]
     if not found:
-        raise InputError(f"{given[0]} is no run folder and holds none; `potluck run` makes one.")
+        raise InputError(f"{given[0]} is not a run folder and holds none; give a folder that `potluck run` made.")
     return list(dict.fromkeys(found))

@@ -1,4 +1,4 @@
-"""The data sets that can be named, and how each is read."""
+"""The data sets that ``data.name`` can name, and the reader of each."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def _digits(data: Data) -> Source:
 _READERS: Mapping[str, Callable[[Data], Source]] = MappingProxyType(
     {
         "digits": _digits,
-        "cifar10": cifar.read,
-        "cifar100": cifar.read_hundred,
+        "cifar10": cifar.read_cifar10,
+        "cifar100": cifar.read_cifar100,
         "idx": idx.read,
         "npz": npz.read,
         "sentences": sentences.read,
@@ -41,9 +41,9 @@ _ABOUT: Mapping[str, str] = MappingProxyType(
         "digits": "scikit-learn's handwritten digits: 1,797 images of 8 x 8 in 10 classes; needs no files",
         "cifar10": "CIFAR-10: a folder cifar-10-batches-bin in the official binary layout",
         "cifar100": "CIFAR-100, its fine classes: a folder cifar-100-binary in the official binary layout",
-        "idx": "IDX files as of MNIST and Fashion-MNIST: a folder of train-images-idx3-ubyte(.gz) and so on",
+        "idx": "IDX files, such as MNIST and Fashion-MNIST: a folder with train-images-idx3-ubyte(.gz) and so on",
         "npz": "a NumPy file with x, y and optionally user (or subject, speaker), classes, x_test, y_test, off",
-        "sentences": 'texts or pairs with a label, as of GLUE: a .jsonl file of {"s1": ..., "s2": ..., "label": ...}',
+        "sentences": 'texts or pairs with a label, as in GLUE: a .jsonl file of {"s1": ..., "s2": ..., "label": ...}',
         "tags": 'words with BIO tags: .jsonl of {"tokens": [...], "tags": [...]}; in a folder, every file is a user',
         "text": 'text by user, for the next word or character: a .jsonl file of {"user": ..., "lines": [...]}',
     }
@@ -51,12 +51,12 @@ _ABOUT: Mapping[str, str] = MappingProxyType(
 
 
 def sources() -> Mapping[str, str]:
-    """Every data set that ``data.name`` can name, with a line about it."""
+    """Every data set that ``data.name`` can name, with one line about it."""
     return _ABOUT
 
 
 def load(data: Data) -> Source:
-    """The data set that these settings name, in memory."""
+    """Reads the data set that these settings name into memory."""
     if data.name not in _READERS:
         near = difflib.get_close_matches(data.name, _READERS, 1)
         hint = f"Did you mean '{near[0]}'?" if near else f"There are {', '.join(_READERS)}."
@@ -66,11 +66,11 @@ def load(data: Data) -> Source:
     except OSError as error:
         raise InputError(f"{error.filename or data.path}: {error.strerror or error}; check data.path") from None
     except MemoryError:
-        raise ResourceError(f"{data.path}: does not fit into this machine's memory; use a smaller file") from None
+        raise ResourceError(f"{data.path}: is too large for the memory of this machine; use a smaller file") from None
 
 
 def load_public(data: Data) -> Source | None:
-    """The other data set that public rows are taken from, where the settings name one."""
+    """Reads the other data set for public rows; None if the settings name none."""
     if not data.public_from.name:
         return None
     try:

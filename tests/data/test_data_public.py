@@ -12,7 +12,7 @@ from real_data import real
 
 from potluck.core import InputError, SettingsError
 from potluck.data import Data, Federation, from_arrays, load, load_public
-from potluck.data.settings import Elsewhere
+from potluck.data.settings import PublicData
 
 
 def saved(path: Path, **arrays: Any) -> str:
@@ -49,8 +49,8 @@ def test_channels_are_repeated_as_a_whole() -> None:
     [
         (np.zeros((2, 4), np.float32), (1, 2, 2), r"x holds float32 of \(4,\); data.size is for images"),
         (np.zeros((2, 4, 4), np.int64), (1, 2, 2), r"x holds int64 of \(4, 4\); data.size is for images"),
-        (np.zeros((2, 3, 4, 4), np.uint8), (4, 4, 4), r"x has 3 channels, which cannot be repeated"),
-        (np.zeros((2, 3, 4, 4), np.uint8), (1, 4, 4), r"x has 3 channels, which cannot be repeated"),
+        (np.zeros((2, 3, 4, 4), np.uint8), (4, 4, 4), r"x has 3 channels, which cannot become"),
+        (np.zeros((2, 3, 4, 4), np.uint8), (1, 4, 4), r"x has 3 channels, which cannot become"),
     ],
 )
 def test_what_cannot_take_a_size_is_refused(x: np.ndarray, size: tuple[int, ...], said: str) -> None:
@@ -81,7 +81,7 @@ def test_users_have_the_names_that_their_places_point_to(tmp_path: Path) -> None
 @pytest.mark.parametrize("column", [[0, 3], [-1, 0], [0.0, 1.0]])
 def test_places_that_point_to_no_name_are_refused(tmp_path: Path, column: list[float]) -> None:
     path = saved(tmp_path / "a.npz", x=np.zeros((2, 1)), y=[0, 1], subject=column, subjects=["a", "b", "c"])
-    with pytest.raises(InputError, match="subject must hold places in the list subjects, whole numbers from 0 to 2"):
+    with pytest.raises(InputError, match="subject must hold indices into subjects, whole numbers from 0 to 2"):
         load(Data("npz", path))
 
 
@@ -112,8 +112,8 @@ def test_recordings_are_cut_into_windows_with_their_label_and_user(tmp_path: Pat
         ({"off": [0, 6, 5, 10]}, 2, "off must rise from 0 to the 10 samples of x"),
         ({"off": [0.0, 5.0, 6.0, 10.0]}, 2, "off must rise from 0 to the 10 samples of x"),
         ({"x": np.zeros((10, 2, 2))}, 2, r"x has the shape \(10, 2, 2\)"),
-        ({"y": [1, 0]}, 2, r"a column of shape \(2,\); off names 3 recordings"),
-        ({"subject": [1, 2]}, 2, r"a column of shape \(2,\); off names 3 recordings"),
+        ({"y": [1, 0]}, 2, r"a column of shape \(2,\); give one value for each of 3"),
+        ({"subject": [1, 2]}, 2, r"a column of shape \(2,\); give one value for each of 3"),
     ],
 )
 def test_recordings_that_cannot_be_cut_are_refused(
@@ -129,10 +129,10 @@ def test_a_window_needs_recordings(tmp_path: Path) -> None:
         load(Data("npz", path, window=2))
 
 
-def other(folder: Path, **settings: Any) -> Elsewhere:
+def other(folder: Path, **settings: Any) -> PublicData:
     """Thirty rows of three classes, each of bytes 100 and more, in a file."""
     x = np.arange(100, 130, dtype=np.uint8)[:, None, None].repeat(2, 1).repeat(2, 2)
-    return Elsewhere("npz", saved(folder / "other.npz", x=x, y=np.arange(30) % 3), **settings)
+    return PublicData("npz", saved(folder / "other.npz", x=x, y=np.arange(30) % 3), **settings)
 
 
 def ours(rows: int = 40) -> Any:
@@ -173,29 +173,29 @@ def test_public_rows_that_do_not_fit_are_refused(tmp_path: Path) -> None:
             Federation(ours(60), data, 0, load_public(data))
     words = from_arrays(np.zeros((40, 3, 2, 2), np.int64), np.arange(40) % 2)
     data = Data(clients=2, public=6, public_from=other(tmp_path, size=(3, 2, 2)))
-    with pytest.raises(SettingsError, match=r"data\.public_from is for rows of numbers"):
+    with pytest.raises(SettingsError, match=r"data\.public_from needs rows of numbers"):
         Federation(words, data, 0, load_public(data))
 
 
 def test_a_fault_of_the_other_file_says_whose_it_is(tmp_path: Path) -> None:
     where = str(tmp_path / "none.npz")
     with pytest.raises(InputError, match=r"data\.public_from: .*none\.npz: no such file"):
-        load_public(Data(public=1, public_from=Elsewhere("npz", where)))
+        load_public(Data(public=1, public_from=PublicData("npz", where)))
     with pytest.raises(SettingsError, match=r"data\.public_from: data\.name = 'npzz' is not known"):
-        load_public(Data(public=1, public_from=Elsewhere("npzz")))
+        load_public(Data(public=1, public_from=PublicData("npzz")))
 
 
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Data(public_from=Elsewhere("digits")), "data.public = 0 takes no rows from data.public_from"),
+        (lambda: Data(public_from=PublicData("digits")), "data.public = 0 takes no rows from data.public_from"),
         (lambda: Data(size=(3, 32)), r"data.size = \[3, 32\] must hold channels, height and width"),
         (lambda: Data(size=(3, 0, 32)), r"data.size = \[3, 0, 32\] must hold whole numbers above 0"),
         (lambda: Data(size=(3, 32, 1025)), r"data.size = \[3, 32, 1025\] must hold no number above 1024"),
         (lambda: Data(window=-1), "data.window = -1 is below 0"),
         (lambda: Data(clients=3, groups=4), "data.groups = 4 is above data.clients = 3"),
-        (lambda: Elsewhere(size=(1,)), r"data.public_from.size = \[1\] must hold channels"),
-        (lambda: Elsewhere(shape=(-1,)), r"data.public_from.shape = \[-1\] must hold whole numbers above 0"),
+        (lambda: PublicData(size=(1,)), r"data.public_from.size = \[1\] must hold channels"),
+        (lambda: PublicData(shape=(-1,)), r"data.public_from.shape = \[-1\] must hold whole numbers above 0"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make: Any, said: str) -> None:
