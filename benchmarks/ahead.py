@@ -47,16 +47,16 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=50)
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--students", default="resnet18,mobilenet_v2,lenet")
-    asked = parser.parse_args()
-    hardware = torch.device(asked.hardware)
+    args = parser.parse_args()
+    hardware = torch.device(args.hardware)
     torch.set_num_threads(1)
-    wire = WireSettings(lr=1e-3, batch=asked.batch, epochs=STEPS, ahead_every=asked.every)
-    x, y = torch.randn(asked.batch, 3, 32, 32, generator=stream(2)), torch.arange(asked.batch) % 10
+    wire = WireSettings(lr=1e-3, batch=args.batch, epochs=STEPS, ahead_every=args.every)
+    x, y = torch.randn(args.batch, 3, 32, 32, generator=stream(2)), torch.arange(args.batch) % 10
     rows = Examples({"x": x.to(hardware), "y": y.to(hardware)})
     teacher = make_spec("resnet18", **SHAPE)
     ways = ["PyTorch's", "ours"] + ["ours, captured"] * (hardware.type == "cuda")
     print(f"{'student':14}" + "".join(f"{way:>16}" for way in ways) + "   ms a step")
-    for name in asked.students.split(","):
+    for name in args.students.split(","):
         transfers = {
             way: make_transfer(make_spec(name, **SHAPE), teacher, wire, hardware, way == ways[-1]) for way in ways
         }

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from potluck.core import Model
+from potluck.core import Newborn
 from potluck.data import from_arrays
 from potluck.engines import Serial
 from potluck.ledger import RunFolder
@@ -53,7 +53,7 @@ def setting(work: dict[str, Any], folder: Path) -> tuple[Loop, Callable[[], None
     setup = assemble(experiment(settings), source)
     folder_ = RunFolder.create(folder, "", {}, "benchmark")
     ours = Loop(setup, Serial(setup.context), folder_, Silent(), Interrupts())
-    net = setup.context.zoo.build(Model(setup.context.zoo.full), torch.Generator().manual_seed(0))
+    net = setup.context.zoo.build(Newborn(setup.context.zoo.full), torch.Generator().manual_seed(0))
     shards = [setup.context.datasets.shard(f"c{index}").train for index in range(work["clients"])]
     data = [(shard.all()["x"], shard.all()["y"]) for shard in shards]
     return ours, lambda: bare(net, data, 0.05, work["batch"])

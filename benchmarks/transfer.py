@@ -59,22 +59,22 @@ class Result:
     loc: float
 
 
-def make_case(asked: argparse.Namespace, seed: int) -> Case:
+def make_case(args: argparse.Namespace, seed: int) -> Case:
     """A seed's rows, and its trained teacher."""
-    hardware = torch.device(asked.hardware)
-    source = load(Data(name=asked.data, path=asked.path))
+    hardware = torch.device(args.hardware)
+    source = load(Data(name=args.data, path=args.path))
     rows = torch.randperm(len(source.train), generator=stream(seed, "rows"))
-    ends = [asked.taught, asked.taught + asked.rows, asked.taught + asked.rows + asked.choosing]
-    moved = {name: column.to(hardware) for name, column in source.train.columns.items()}
-    whole = Examples(moved, None, source.train.prepare)
+    ends = [args.taught, args.taught + args.rows, args.taught + args.rows + args.choosing]
+    columns = {name: column.to(hardware) for name, column in source.train.columns.items()}
+    whole = Examples(columns, None, source.train.prepare)
     training, public, validation, rest = (whole.pick(part) for part in rows.tensor_split(ends))
     testing = rest
     if source.test is not None:
         testing = Examples({n: c.to(hardware) for n, c in source.test.columns.items()}, None, source.test.prepare)
     shape: dict[str, Any] = {"input": source.shape, "classes": source.classes}
-    spec = make_spec(asked.teacher, **shape)
+    spec = make_spec(args.teacher, **shape)
     net = ModelZoo(spec).build(Newborn(spec), stream(seed, "teacher")).to(hardware)
-    local = Local(lr=asked.teacher_lr, momentum=0.9, epochs=asked.teacher_epochs, batch=50)
+    local = Local(lr=args.teacher_lr, momentum=0.9, epochs=args.teacher_epochs, batch=50)
     run_fit(
         FitJob(net, training, local, local.lr, CrossEntropy(), (), stream(seed, "teaching"), trainable_weights(net))
     )
@@ -134,25 +134,25 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    asked = arguments()
-    rates, seeds = [float(rate) for rate in asked.rates.split(",")], [int(seed) for seed in asked.seeds.split(",")]
+    args = arguments()
+    rates, seeds = [float(rate) for rate in args.rates.split(",")], [int(seed) for seed in args.seeds.split(",")]
     warnings.simplefilter("ignore", UserWarning)  # joint training is known to switch itself off
     torch.set_num_threads(1)
-    cases = {seed: make_case(asked, seed) for seed in seeds}
-    learned = [accuracy(each.teacher[1], each.testing) for each in cases.values()]
-    print(f"{asked.teacher}, {min(learned):.1f} to {max(learned):.1f} %, teaches {asked.student} {asked.rows} rows")
+    cases = {seed: make_case(args, seed) for seed in seeds}
+    accuracies = [accuracy(each.teacher[1], each.testing) for each in cases.values()]
+    print(f"{args.teacher}, {min(accuracies):.1f} to {max(accuracies):.1f} %, teaches {args.student} {args.rows} rows")
     alone: list[Result] | None = None
-    for name in asked.ways.split(","):
-        found: dict[float, list[Result]] = {}
+    for name in args.ways.split(","):
+        results: dict[float, list[Result]] = {}
         for rate in rates:
-            more = {key: getattr(asked, key) for key in ("epochs", "batch", "meta_lr", "beta", "ahead_every")}
+            more = {key: getattr(args, key) for key in ("epochs", "batch", "meta_lr", "beta", "ahead_every")}
             wire = WireSettings(lr=rate, **more, **WAYS[name])
-            found[rate] = [run_transfer(each, asked.student, wire, seed) for seed, each in cases.items()]
-            print(f"{name:9} lr {rate:<5g} {summary(found[rate])}", flush=True)
-        best = max(found, key=lambda rate: statistics.mean(each.validation for each in found[rate]))
-        gain = "" if alone is None else f"; {gain_over(found[best], alone)}"
-        print(f"{name:9} at {best:<5g} {summary(found[best])}  <- chosen{gain}", flush=True)
-        alone = found[best] if name == "labels" else alone
+            results[rate] = [run_transfer(each, args.student, wire, seed) for seed, each in cases.items()]
+            print(f"{name:9} lr {rate:<5g} {summary(results[rate])}", flush=True)
+        best = max(results, key=lambda rate: statistics.mean(each.validation for each in results[rate]))
+        gain = "" if alone is None else f"; {gain_over(results[best], alone)}"
+        print(f"{name:9} at {best:<5g} {summary(results[best])}  <- chosen{gain}", flush=True)
+        alone = results[best] if name == "labels" else alone
 
 
 if __name__ == "__main__":

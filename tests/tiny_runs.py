@@ -119,13 +119,13 @@ def killed_after(last, experiment, out, method=None):
 
 
 class Counting(Serial):
-    """The serial engine, with a list of what it carried."""
+    """The serial engine, with a list of what it ran."""
 
-    def carry(self, envelopes):
-        self.carried = []
+    def run(self, envelopes):
+        self.ran = []
         for envelope in envelopes:
-            self.carried.append((envelope.task.to, envelope.task.key))
-            yield self.site.answer(envelope)
+            self.ran.append((envelope.task.to, envelope.task.key))
+            yield self.worker.run(envelope)
 
 
 @dataclass(frozen=True)
@@ -164,8 +164,8 @@ class Fragile(FedAvg):
 class Liar(FedAvg):
     """FedAvg in which client c3 claims a weight that is none."""
 
-    def report(self, task, device, net, fit):
-        found = super().report(task, device, net, fit)
+    def report(self, task, device, fit):
+        found = super().report(task, device, fit)
         return replace(found, weight=-1.0) if task.to == "c3" else found
 
 

@@ -13,7 +13,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from potluck.core import Cost, FrozenDict, MessageError, Model, Reply, Spec, Task, pack, unpack
+from potluck.core import (
+    Cost,
+    Expected,
+    FrozenDict,
+    MessageError,
+    Model,
+    Newborn,
+    Reply,
+    Spec,
+    Task,
+    detach_all,
+    join_tensors,
+    pack,
+    split_tensors,
+    unpack,
+)
 from potluck.core.message import MAGIC
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -27,7 +42,7 @@ def task():
         "c3",
         "second",
         7,
-        models={"model": Model(SPEC, {"w": torch.tensor([[1.5, -0.0]])}), "born": Model(SPEC)},
+        models={"model": Model(SPEC, {"w": torch.tensor([[1.5, -0.0]])}), "born": Newborn(SPEC)},
         arrays={"mask": torch.tensor([True, False, True])},
         config={"lr": 0.1, "names": ["a", "b"], "deep": {"none": None, "yes": True}},
         memory=4,
@@ -114,7 +129,8 @@ def test_a_task_survives():
     assert back.config == {"lr": 0.1, "names": ["a", "b"], "deep": {"none": None, "yes": True}}
     assert back.models["model"].spec == SPEC
     assert hash(back.models["model"].spec) == hash(SPEC)
-    assert back.models["born"].arrays is None
+    assert type(back.models["born"]) is Newborn
+    assert back.models["born"].spec == SPEC
     assert same_bits(back.models["model"].arrays["w"], torch.tensor([[1.5, -0.0]]))
     assert same_bits(back.arrays["mask"], torch.tensor([True, False, True]))
 
@@ -127,6 +143,36 @@ def test_a_reply_survives_with_its_task_and_cost():
     assert back.task.address == (0, "train", "c3", "")
     assert back.models["model"].arrays["w"].tolist() == [1, 1]
     assert back.arrays["g"].tolist() == [0, 0, 0]
+
+
+TRIPS = {
+    "bytes": lambda value: unpack(pack(value)),
+    "parts": lambda value: join_tensors(*split_tensors(value)),
+    "in place": detach_all,
+}
+"""Ways that a value goes: over the wire, to a worker through shared memory, into a client's memory."""
+
+
+@pytest.mark.parametrize("trip", TRIPS)
+def test_a_newborn_comes_back_as_a_newborn_and_a_model_as_a_model(trip):
+    """A model whose tensors are none is still no newborn: the device must not initialise it."""
+    sent = {"born": Newborn(SPEC), "empty": Model(SPEC, {}), "full": Model(SPEC, {"w": torch.ones(2)})}
+    back = TRIPS[trip]({"deep": [sent]})["deep"][0]
+    assert {name: type(model) for name, model in back.items()} == {"born": Newborn, "empty": Model, "full": Model}
+    assert all(model.spec == SPEC for model in back.values())
+    assert [len(model.arrays) for model in back.values()] == [0, 0, 1]
+    assert back["full"].arrays["w"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("trip", TRIPS)
+def test_what_a_task_expects_stays_on_the_server(trip):
+    """It is for the gate alone, and a client need not know it: no byte of it is sent, and none comes back."""
+    expected = Expected({"expected model": {"expected tensor": ((2, 3), torch.float32)}}, {})
+    sent = Task("train", "c1", expects=expected)
+    assert TRIPS[trip](sent).expects == Expected()
+    assert TRIPS[trip](Reply(task=sent)).task.expects == Expected()
+    assert pack(sent) == pack(Task("train", "c1"))
+    assert b"expect" not in pack({"task": sent, "reply": Reply(task=sent)})
 
 
 @pytest.mark.parametrize("value", [SPEC, Spec("none"), Spec("a", 3), Cost(), Cost(1, 2, 3, 4, 5.5)])
@@ -146,7 +192,7 @@ def test_plain_values_survive_as_they_were(value):
     assert type(back) is type(value)
 
 
-def test_tuples_come_back_as_lists_and_bags_as_dicts():
+def test_tuples_come_back_as_lists_and_frozen_dicts_as_dicts():
     assert unpack(pack({"t": (1, 2), "b": FrozenDict(x=1)})) == {"t": [1, 2], "b": {"x": 1}}
 
 

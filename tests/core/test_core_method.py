@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from potluck.core import Reply, Task, answer, display_name, on_client, settings
+from potluck.core import Reply, Task, answer, display_name, on_client, settings, trains
 from potluck.methods import METHODS
 
 
@@ -19,7 +19,12 @@ class Greeter:
 
     @on_client
     def mumble(self, task, device):
-        return {"said": "nothing"}
+        return task.config["thing"]
+
+    @on_client
+    def learn(self, task, device):
+        fit = yield "a request"
+        return Reply(metrics={"said": fit})
 
     @on_client
     def __secret(self, task, device):
@@ -56,9 +61,23 @@ def test_an_override_must_be_marked_again():
         answer(Overriding(), Task("greet", "c1"), None)
 
 
-def test_a_verb_that_returns_no_reply_is_an_error():
-    with pytest.raises(TypeError, match=r"Greeter\.mumble returned dict, not a Reply"):
-        answer(Greeter(), Task("mumble", "c1"), None)
+@pytest.mark.parametrize("thing", [{"said": "nothing"}, None, [Reply()], iter([Reply()]), Reply])
+def test_a_verb_that_returns_neither_a_reply_nor_a_generator_is_refused(thing):
+    with pytest.raises(TypeError, match=rf"Greeter\.mumble returned {type(thing).__name__}, not a Reply"):
+        answer(Greeter(), Task("mumble", "c1", config={"thing": thing}), None)
+
+
+def test_a_verb_that_trains_answers_with_its_generator_which_has_done_nothing_yet():
+    work = answer(Greeter(), Task("learn", "c1"), None)
+    assert next(work) == "a request"
+    with pytest.raises(StopIteration) as end:
+        work.send("a fit")
+    assert end.value.value.metrics == {"said": "a fit"}
+
+
+def test_only_a_verb_that_is_a_generator_trains():
+    assert trains(Greeter(), "learn")
+    assert not any(trains(Greeter(), verb) for verb in ("greet", "mumble", "round", "word", "nope", ""))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -66,7 +85,7 @@ def test_a_method_answers_to_train_and_score_and_to_nothing_of_the_servers(name)
     method = METHODS[name]()
     marked = {verb for verb in dir(method) if getattr(getattr(method, verb), "on_client", False)}
     assert marked >= {"train", "score"}
-    assert not marked & {"init", "round", "ready", "serve", "expects", "check"}
+    assert not marked & {"init", "round", "ready", "serve", "complete", "facts", "check"}
     assert not any(verb.startswith("_") for verb in marked)
 
 

@@ -12,6 +12,7 @@ from potluck.core import (
     Examples,
     FrozenDict,
     Model,
+    Newborn,
     Reply,
     Spec,
     Task,
@@ -23,7 +24,7 @@ from potluck.core import (
 )
 
 
-def test_bags_with_the_same_content_are_equal_and_hash_alike_in_any_order():
+def test_frozen_dicts_with_the_same_content_are_equal_and_hash_alike_in_any_order():
     a, b = FrozenDict({"b": 2, "a": [1, {"c": 3}]}), FrozenDict({"a": [1, {"c": 3}], "b": 2})
     assert a == b
     assert hash(a) == hash(b)
@@ -31,20 +32,20 @@ def test_bags_with_the_same_content_are_equal_and_hash_alike_in_any_order():
     assert list(a) == ["a", "b"]
 
 
-def test_a_bag_equals_the_dict_it_was_made_of_and_no_other():
+def test_a_frozen_dict_equals_the_dict_it_was_made_of_and_no_other():
     assert FrozenDict(x=1) == {"x": 1}
     assert FrozenDict(x=1) != {"x": 2}
     assert FrozenDict(x=1) != FrozenDict(x=1, y=2)
     assert FrozenDict() != []
 
 
-def test_a_bag_cannot_be_changed_and_does_not_follow_its_source():
+def test_a_frozen_dict_cannot_be_changed_and_does_not_follow_its_source():
     source = {"a": 1}
-    bag = FrozenDict(source)
+    frozen = FrozenDict(source)
     source["a"] = 2
-    assert bag["a"] == 1
+    assert frozen["a"] == 1
     with pytest.raises(TypeError):
-        bag["a"] = 3
+        frozen["a"] = 3
 
 
 plain = st.recursive(
@@ -54,7 +55,7 @@ plain = st.recursive(
 
 
 @given(plain)
-def test_frozen_values_hash_and_thaw_to_what_json_reads_back(value):
+def test_frozen_values_hash_and_become_plain_again_as_json_reads_them_back(value):
     hash(freeze(value))
     assert to_plain(freeze(value)) == value
     assert json.loads(json.dumps(to_plain(freeze(value)))) == value
@@ -119,7 +120,7 @@ def test_size_counts_bytes_and_truth_values_as_bits():
 def test_payload_counts_tensors_of_models_and_arrays_and_nothing_else():
     model = Model(Spec("a"), {"w": torch.zeros(10)})
     sent = Task(
-        "train", "c1", models={"m": model, "born": Model(Spec("a"))}, arrays={"x": torch.zeros(2)}, config={"a": 1}
+        "train", "c1", models={"m": model, "born": Newborn(Spec("a"))}, arrays={"x": torch.zeros(2)}, config={"a": 1}
     )
     assert payload(sent) == 48
     assert payload(Reply({"m": model}, metrics={"loss": 1.0})) == 40

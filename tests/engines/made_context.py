@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from potluck.core import NOTHING, Client, Examples, Expected, Model, Reply, Round, Skip, Tier, on_client, stream
+from potluck.core import NOTHING, Client, Examples, Model, Newborn, Reply, Round, Skip, Tier, on_client, stream
 from potluck.engines import ENGINES, Dispatcher, Gate, SimulationContext
 from potluck.learn import Classify
 from potluck.methods import FedAvg
@@ -44,7 +44,7 @@ def rows(count, client="c0"):
 
 @dataclass
 class Federation:
-    """A desk and all that stands behind it; `cohort` clients, their tiers in turn."""
+    """A dispatcher and all that stands behind it; `cohort` clients, their tiers in turn."""
 
     dispatcher: Dispatcher
     cohort: list[Client]
@@ -78,10 +78,13 @@ class Federation:
         return {entry.task.to: (entry.verdict, entry.reason) for entry in self.session.entries}
 
 
+def made_context(method, special=None, zoo=ZOO, stack=0):
+    return SimulationContext(method, zoo, ClientDatasets(special), Classify(3), 0, stack=stack)
+
+
 @contextmanager
 def federation(method, engine="serial", workers=2, count=5, gate=None, special=None, zoo=ZOO, stack=0, **dispatcher):
-    context = SimulationContext(method, zoo, ClientDatasets(special), Classify(3), 0, stack=stack)
-    carrier = ENGINES[engine](context, workers)
+    carrier = ENGINES[engine](made_context(method, special, zoo, stack), workers)
     memories = {}
     dispatcher.setdefault("recall", memories.get)
     made = Dispatcher(carrier, method, zoo, gate or Gate(), **dispatcher)
@@ -144,9 +147,6 @@ class Echo:
     def where(self, task, device):
         return Reply(metrics={"pid": os.getpid()})
 
-    def expects(self, task, zoo):
-        return Expected(arrays={name: (tuple(t.shape), t.dtype) for name, t in task.arrays.items()})
-
 
 @dataclass(frozen=True)
 class Odd(FedAvg):
@@ -157,7 +157,7 @@ class Odd(FedAvg):
 
     @on_client
     def train(self, task, device):
-        reply = super().train(task, device)
+        reply = yield from super().train(task, device)
         reply = replace(reply, weight=reply.weight / 7 + 0.1)
         return ODDITIES[self.odd](reply) if self.odd and device.client in self.who else reply
 
@@ -229,7 +229,7 @@ ODDITIES = {
     "nothing": altered(head__weight=lambda t: None),
     "missing": missing,
     "extra": extra,
-    "no arrays": lambda reply: replace(reply, models={"model": Model(reply.models["model"].spec)}),
+    "no arrays": lambda reply: replace(reply, models={"model": Newborn(reply.models["model"].spec)}),
     "no model": lambda reply: replace(reply, models={}),
     "two models": lambda reply: replace(reply, models={**reply.models, "more": reply.models["model"]}),
     "loose arrays": lambda reply: replace(reply, arrays={"gift": torch.zeros(1)}),

@@ -102,10 +102,9 @@ def test_a_huge_number_passes_unless_a_bound_is_set(survivors):
 
 def refusal(reply, gate=None, arrays=None):
     """What the gate says to a reply about one tensor [0, 0] of a model, or about loose arrays."""
-    spec = FULL
-    task = Task("train", "c1", models={"model": Model(spec, {"w": torch.zeros(2)})})
-    expected = Expected({"model": {"w": ((2,), torch.float32)}}, arrays or {})
-    return (gate or Gate()).refusal(task, reply, expected)
+    model = Model(FULL, {"w": torch.zeros(2)})
+    task = Task("train", "c1", models={"model": model}, expects=Expected({"model": model.shapes}, arrays or {}))
+    return (gate or Gate()).refusal(task, reply)
 
 
 def of(*values, dtype=torch.float32, **more):

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from made_context import Echo, federation
+from made_context import FULL, ZOO, Echo, federation
 
-from potluck.core import Expected, Reply, Task, on_client, unpack
+from potluck.core import FitRequest, Local, Model, Reply, Task, digest, on_client, stream, to_plain, unpack
+from potluck.engines.worker import memory_entries, same_memory
 from potluck.ledger import RunFolder
 from potluck.run import experiment, run
 
@@ -86,9 +87,6 @@ class Keeper:
     def score(self, task, device):
         return Reply(metrics={"validation": EMPTY_TALLY, "test": EMPTY_TALLY})
 
-    def expects(self, task, zoo):
-        return Expected()
-
     def init(self, zoo, rng):
         return Nothing()
 
@@ -124,6 +122,186 @@ def test_tensors_and_nested_values_are_remembered_and_can_be_forgotten(engine):
         made.session = made.dispatcher.open(3)
         ask(made.session, Task("forget", "c1"))
         assert made.session.staged == {"c1": {}}
+
+
+# Changes in place
+
+
+def start():
+    """A memory with something of everything."""
+    return {
+        "w": torch.zeros(2),
+        "deep": {"count": 1, "inner": {"w": torch.ones(2)}, "gone": "soon"},
+        "log": ["old", ["inner"]],
+        "model": ZOO.fresh(FULL, stream(0, "memory")),
+    }
+
+
+@dataclass(frozen=True)
+class Editor:
+    """Clients that edit what they remember where it lies; none of them puts anything under a new name."""
+
+    @on_client
+    def begin(self, task, device):
+        device.memory.update(start())
+        device.memory["net"] = Model(FULL, device.snapshot(device.build(device.memory["model"])))
+        return Reply()
+
+    @on_client
+    def edit(self, task, device):
+        EDITS[task.config["edit"]](device.memory)
+        return Reply()
+
+    @on_client
+    def edit_after_fit(self, task, device):
+        yield FitRequest(device.memory["model"], device.data, Local(steps=1))
+        EDITS[task.config["edit"]](device.memory)
+        return Reply()
+
+    @on_client
+    def tell(self, task, device):
+        """Everything is read: numbers, names, and a network made of them."""
+        net = device.build(device.memory["net"])
+        device.predict(net, device.data)
+        sums = {name: float(tensor.sum()) for name, tensor in device.memory["net"].arrays.items()}
+        return Reply(metrics={"told": told(device.memory), "sums": sums})
+
+    @on_client
+    def tell_after_fit(self, task, device):
+        fit = yield FitRequest(device.memory["net"], device.data, Local(lr=0.5, steps=2))
+        assert digest(device.snapshot(fit.net)) != digest(device.memory["net"].arrays)
+        return Reply(metrics={"told": told(device.memory)})
+
+
+def told(memory):
+    """A memory in plain values."""
+    return {
+        "w": memory["w"].tolist(),
+        "deep": {**memory["deep"], "inner": {name: w.tolist() for name, w in memory["deep"]["inner"].items()}},
+        "log": to_plain(memory["log"]),
+        **{name: digest(memory[name].arrays) for name in ("model", "net")},
+    }
+
+
+EDITS = {
+    "a tensor": lambda memory: memory["w"].add_(1),
+    "a tensor through a view": lambda memory: memory["w"][:1].add_(1),
+    "a tensor in a nested dict": lambda memory: memory["deep"]["inner"]["w"].mul_(3),
+    "a number in a nested dict": lambda memory: memory["deep"].update(count=2),
+    "a name in a nested dict": lambda memory: memory["deep"]["inner"].update(new=torch.ones(1)),
+    "a name that goes": lambda memory: memory["deep"].pop("gone"),
+    "a list": lambda memory: memory["log"].append("new"),
+    "a list in a list": lambda memory: memory["log"][1].append("new"),
+    "a list's order": lambda memory: memory["log"].reverse(),
+    "a model": lambda memory: memory["model"].arrays["head.bias"].add_(1),
+    "a model in one buffer": lambda memory: memory["net"].arrays["head.bias"].add_(1),
+}
+
+
+@pytest.mark.parametrize("verb", ["edit", "edit_after_fit"])
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_memory_that_is_edited_in_place_is_noticed_and_kept(engine, edit, verb):
+    with federation(Editor(), engine) as made:
+        made.session = made.dispatcher.open(0)
+        ask(made.session, Task("begin", "c1"))
+        made.commit()
+        [before] = ask(made.dispatcher.open(1), Task("tell", "c1"))
+        by_hand = dict(made.memories["c1"][1]) | start()
+        by_hand["net"] = Model(FULL, {name: tensor.clone() for name, tensor in by_hand["net"].arrays.items()})
+        EDITS[edit](by_hand)
+        made.session = made.dispatcher.open(1)
+        ask(made.session, Task(verb, "c1", config={"edit": edit}))
+        assert set(made.session.staged) == {"c1"}
+        assert told(made.session.staged["c1"]) == told(by_hand)
+        made.commit()
+        session = made.dispatcher.open(2)
+        [after] = ask(session, Task("tell", "c1"))
+        assert after["told"] == told(by_hand) != before["told"]
+        assert session.staged == {}
+
+
+@pytest.mark.parametrize("verb", ["tell", "tell_after_fit"])
+def test_a_memory_that_was_only_read_is_not_written_again(engine, verb):
+    with federation(Editor(), engine) as made:
+        made.session = made.dispatcher.open(0)
+        ask(made.session, Task("begin", "c1"))
+        made.commit()
+        kept = made.memories["c1"][1]
+        for index in (1, 2):
+            made.session = made.dispatcher.open(index)
+            [reply] = ask(made.session, Task(verb, "c1"))
+            assert reply["told"] == told(kept)
+            assert made.session.staged == {}
+            made.commit()
+        assert made.memories["c1"][0] == 0
+        assert made.memories["c1"][1] is kept
+
+
+def test_telling_a_memory_from_a_changed_one_reads_no_number():
+    """Tensors on the meta device have none, and are told apart all the same."""
+    memory = {"w": torch.zeros(2, device="meta"), "deep": [torch.zeros(1, device="meta")]}
+    before = memory_entries(memory)
+    assert same_memory(before, memory_entries(memory))
+    memory["deep"][0].add_(1)
+    assert not same_memory(before, memory_entries(memory))
+
+
+@dataclass(frozen=True)
+class Replacer:
+    """Its verbs replace what is nested in a memory; the old values may be freed, and their addresses used again."""
+
+    @on_client
+    def put(self, task, device):
+        device.memory.update(log=["a"], deep={"w": torch.zeros(2)}, number=1, empty={})
+        return Reply()
+
+    @on_client
+    def twice(self, task, device):
+        for _ in range(2):
+            device.memory["deep"]["w"] = device.memory["deep"]["w"] + 1
+        return Reply()
+
+    @on_client
+    def drop(self, task, device):
+        del device.memory["deep"]["w"]
+        device.memory["deep"]["w"] = torch.ones(2)
+        return Reply()
+
+    @on_client
+    def retype(self, task, device):
+        device.memory.update(number=True, empty=[])
+        return Reply()
+
+    @on_client
+    def spoil(self, task, device):
+        device.memory["log"].append("spoilt")
+        device.memory["deep"]["w"].add_(9)
+        raise ValueError("in mid-edit")
+
+    @on_client
+    def look(self, task, device):
+        return Reply(metrics={"log": device.memory["log"], "w": device.memory["deep"]["w"].tolist()})
+
+
+@pytest.mark.parametrize("verb", ["twice", "drop", "retype"])
+def test_nested_values_that_are_replaced_are_noticed_every_time(engine, verb):
+    with federation(Replacer(), engine) as made:
+        made.session = made.dispatcher.open(0)
+        list(made.session.send([Task("put", "c1")]))
+        made.commit()
+        for index in range(1, 16):
+            session = made.dispatcher.open(index)
+            list(session.send([Task(verb, "c1")]))
+            assert "c1" in session.staged
+
+
+def test_a_verb_that_fails_leaves_no_trace_in_what_the_round_has_staged(engine):
+    with federation(Replacer(), engine) as made:
+        session = made.dispatcher.open(0)
+        list(session.send([Task("put", "c1")]))
+        list(session.send([Task("spoil", "c1")]))
+        (reply,) = session.send([Task("look", "c1")])
+        assert reply.metrics == {"log": ["a"], "w": [0.0, 0.0]}
 
 
 SMALL = {

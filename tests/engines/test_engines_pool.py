@@ -14,7 +14,7 @@ from made_context import Echo, Odd, federation
 
 from potluck.core import Local, ResourceError, Task, digest
 from potluck.engines import ENGINES, TaskEnvelope
-from potluck.engines.pool import _Batch, _batches, _Errand
+from potluck.engines.pool.engine import Assignment, EnvelopeBatch, _batches
 from potluck.methods import FedAdam, FedAvg
 
 LOCAL = Local(lr=0.3, epochs=2, batch=4)
@@ -137,7 +137,7 @@ def test_a_worker_killed_while_idle_is_replaced_and_costs_at_most_its_next_task(
     assert heard in (["c0", "c1", "c2", "c3", "c4"], ["c1", "c2", "c3", "c4"])
 
 
-def test_a_pool_whose_nursery_is_gone_says_so():
+def test_a_pool_whose_fork_server_is_gone_says_so():
     with federation(Echo(), "pool", workers=1) as made:
         os.kill(made.dispatcher.engine._pid, signal.SIGKILL)
         os.waitpid(made.dispatcher.engine._pid, 0)
@@ -152,7 +152,7 @@ def test_close_ends_every_process():
     with federation(Echo(), "pool", workers=3) as made:
         list(made.dispatcher.open(0).send(Task("echo", f"c{n}") for n in range(9)))
         started = family(os.getpid())
-        assert len(started) >= 4  # the nursery and three workers
+        assert len(started) >= 4  # the fork server and three workers
     assert all_gone(started)
 
 
@@ -162,7 +162,7 @@ def test_close_ends_workers_that_are_busy():
         tasks = (Task("train", f"c{n}", models={"model": state.model}) for n in range(2))
         envelopes = list(made.dispatcher.open(0)._envelopes(tasks, {}, 0))
         for envelope in envelopes:
-            made.dispatcher.engine._post(_Errand(_Batch([envelope]), [0], deque()))
+            made.dispatcher.engine._assign(Assignment(EnvelopeBatch([envelope]), [0], deque()))
         assert len(made.dispatcher.engine._busy) == 2
         started = family(os.getpid())
     assert all_gone(started)
@@ -194,7 +194,7 @@ with federation(FedAvg(Local(lr=0.1, steps=10_000_000)), "pool", 2) as made:
             if n == 1:
                 print("ready", flush=True)
             yield Task("train", f"c{n}", models={"model": state.model})
-    list(made.desk.open(0).send(tasks()))
+    list(made.dispatcher.open(0).send(tasks()))
 """
 
 
@@ -245,7 +245,7 @@ def test_batches_grow_smaller_towards_the_end_so_that_workers_finish_together():
         assert sizes(count)[-8:] == [1] * min(count, 8)
 
 
-def test_large_letters_travel_alone():
+def test_large_envelopes_travel_alone():
     assert sizes(6, size=2_000_000) == [1] * 6
     assert max(sizes(400, size=100)) == 16
 

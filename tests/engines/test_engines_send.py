@@ -1,13 +1,11 @@
 """The contract of `send` and `fold`, behind every engine."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from made_context import FULL, ZOO, Echo, Odd, federation, rows
 
-from potluck.core import Local, Task, digest
-from potluck.engines.pool import AHEAD, MANY
+from potluck.core import Expected, Local, Task, digest, shapes_of
+from potluck.engines.pool.engine import AHEAD, MANY
 from potluck.methods import FedAvg
 
 ENGINES = ["serial", "wire", "pool"]
@@ -15,6 +13,15 @@ ENGINES = ["serial", "wire", "pool"]
 
 def asked(count, verb="echo"):
     return [Task(verb, f"c{n}", config={"say": n}) for n in range(count)]
+
+
+def carrying(arrays, verb, to):
+    """A task whose client repeats the arrays that it is sent."""
+    return Task(verb, to, arrays=arrays, expects=Expected(arrays=shapes_of(arrays)))
+
+
+def training(client, model, **more):
+    return Task("train", client, models={"model": model}, expects=Expected({"model": model.shapes}), **more)
 
 
 def said(replies):
@@ -39,7 +46,7 @@ def test_order_holds_even_when_the_first_task_is_the_slowest():
     with federation(FedAvg(Local(lr=0.01, steps=1)), "pool", special={"c0": rows(20_000)}) as made:
         model = ZOO.fresh(FULL, torch.Generator())
         session = made.dispatcher.open(0)
-        tasks = [Task("train", f"c{n}", models={"model": model}) for n in range(6)]
+        tasks = [training(f"c{n}", model) for n in range(6)]
         assert [reply.task.to for reply in session.send(tasks)] == [f"c{n}" for n in range(6)]
 
 
@@ -50,15 +57,17 @@ def test_tasks_are_drawn_lazily(engine):
         drawn = []
 
         def tasks(size=size, drawn=drawn):
-            for task in asked(300 if size == small else 30):
-                drawn.append(task)
-                yield replace(task, arrays={"x": torch.zeros(size)})
+            for number in range(300 if size == small else 30):
+                drawn.append(number)
+                yield carrying({"x": torch.zeros(size)}, "echo", f"c{number}")
 
         with federation(Echo(), engine) as made:
             replies = made.dispatcher.open(0).send(tasks())
             assert drawn == []
+            number = 0
             for number, _ in enumerate(replies, 1):
                 assert len(drawn) - number <= ahead[engine == "pool"]
+            assert number == len(drawn)
 
 
 def test_an_undrained_send_is_an_error(engine):
@@ -168,7 +177,7 @@ def test_clients_modelled_to_drop_out_are_never_asked(engine):
     with federation(Echo(), engine, lost=lambda *where: where in lost) as made:
         for attempt, absent in ((0, "c1"), (1, "c2")):
             session = made.dispatcher.open(0, attempt)
-            replies = list(session.send(Task("echo", f"c{n}", arrays={"x": torch.zeros(3)}) for n in range(4)))
+            replies = list(session.send(carrying({"x": torch.zeros(3)}, "echo", f"c{n}") for n in range(4)))
             session.close()
             assert [reply.task.to for reply in replies] == sorted({"c0", "c1", "c2", "c3"} - {absent})
             gone = session.entries[int(absent[1])]
@@ -209,7 +218,7 @@ def test_fold_adds_every_reply_at_its_tasks_own_position(engine):
     """Absent clients leave gaps, so that blocks of sixteen are the same whoever fails."""
     with federation(Odd(Local(steps=1), odd="boom", who=("c0", "c2")), engine) as made:
         mean, session = Positions(), made.dispatcher.open(0)
-        tasks = (Task("train", f"c{n}", models={"model": ZOO.fresh(FULL, torch.Generator())}) for n in range(5))
+        tasks = (training(f"c{n}", ZOO.fresh(FULL, torch.Generator())) for n in range(5))
         held = {f"c{n}": f"part of c{n}" for n in range(5)}
         replies = session.fold(tasks, mean, held, lambda reply: reply.weight * 2)
         session.close()
@@ -246,19 +255,19 @@ def test_fold_gives_replies_back_without_the_folded_numbers():
 
     with federation(Looking(Local(steps=1)), "serial") as made:
         made.round(made.init())
-    assert [reply.models["model"].arrays for reply in seen] == [None] * 5
+    assert [dict(reply.models["model"].arrays) for reply in seen] == [{}] * 5
     assert [reply.metrics["steps"] for reply in seen] == [1] * 5
 
 
 def test_replies_own_their_numbers():
-    """A site trains one network after the other in place; what it has sent must not change under the reader."""
+    """A worker trains one network after the other in place; what it has sent must not change under the reader."""
     with federation(FedAvg(Local(lr=0.5, steps=3)), "serial") as made:
         model = ZOO.fresh(FULL, torch.Generator())
         before = digest(model.arrays)
         session = made.dispatcher.open(0)
-        first, *_ = replies = list(session.send(Task("train", f"c{n}", models={"model": model}) for n in range(3)))
+        first, *_ = replies = list(session.send(training(f"c{n}", model) for n in range(3)))
         assert len({digest(reply.models["model"].arrays) for reply in replies}) == 3
-        again = next(made.dispatcher.open(0).send([Task("train", "c0", models={"model": model})]))
+        again = next(made.dispatcher.open(0).send([training("c0", model)]))
     assert digest(first.models["model"].arrays) == digest(again.models["model"].arrays)
     assert digest(model.arrays) == before
 
@@ -273,7 +282,7 @@ def test_one_sample_or_one_class_is_enough_to_train(engine):
     ) as made:
         state = made.method.init(zoo, torch.Generator())
         session = made.dispatcher.open(0)
-        tasks = [Task("train", f"c{n}", models={"model": state.model}) for n in range(4)]
+        tasks = [training(f"c{n}", state.model) for n in range(4)]
         replies = list(session.send(tasks))
     assert [reply.weight for reply in replies] == [5, 1, 7, 8]
     for reply in replies:
@@ -285,6 +294,6 @@ def test_only_a_task_to_score_is_given_the_common_rows(engine):
     with federation(FedAvg(Local(lr=0.1, steps=1)), engine) as made:
         session = made.dispatcher.open(0)
         model = ZOO.fresh(ZOO.tiers[0].spec, torch.Generator())
-        [reply] = session.send([Task("train", "c0", models={"model": model}, config={"common": True})])
+        [reply] = session.send([training("c0", model, config={"common": True})])
         session.close()
     assert reply.weight == 5.0

@@ -1,4 +1,4 @@
-"""Trays of shared memory: what one side lays, the other finds."""
+"""Shared memory: what one side writes, the other finds."""
 
 import os
 
@@ -27,10 +27,10 @@ EVERY = {
 }
 
 
-@pytest.mark.parametrize("way", ["look", "fetch"])
-def test_what_is_laid_on_one_side_is_found_on_the_other(sides, way):
+@pytest.mark.parametrize("way", ["view", "copy"])
+def test_what_is_written_on_one_side_is_found_on_the_other(sides, way):
     one, other = sides
-    found = getattr(other, way)(one.lay(EVERY))
+    found = getattr(other, way)(one.write(EVERY))
     assert list(found) == list(EVERY)
     for name, tensor in EVERY.items():
         assert found[name].dtype == tensor.dtype
@@ -38,27 +38,27 @@ def test_what_is_laid_on_one_side_is_found_on_the_other(sides, way):
         assert torch.equal(found[name], tensor)
 
 
-def test_a_tray_grows_with_what_is_laid_on_it(sides):
+def test_a_buffer_grows_with_what_is_written_to_it(sides):
     one, other = sides
     for count in (10, 100_000, 20):
-        assert torch.equal(other.fetch(one.lay({"x": torch.arange(count)}))["x"], torch.arange(count))
+        assert torch.equal(other.copy(one.write({"x": torch.arange(count)}))["x"], torch.arange(count))
 
 
-def test_what_was_fetched_stays_when_the_tray_is_laid_anew(sides):
+def test_what_was_copied_stays_when_the_buffer_is_written_anew(sides):
     one, other = sides
-    kept = other.fetch(one.lay({"x": torch.zeros(3)}))
-    one.lay({"x": torch.ones(3)})
+    kept = other.copy(one.write({"x": torch.zeros(3)}))
+    one.write({"x": torch.ones(3)})
     assert kept["x"].tolist() == [0, 0, 0]
 
 
-def test_a_change_to_what_is_looked_at_is_seen_by_nobody_else(sides):
+def test_a_change_to_what_is_viewed_is_seen_by_nobody_else(sides):
     one, other = sides
-    table = one.lay({"x": torch.zeros(3)})
-    other.look(table)["x"].fill_(9)
-    assert other.look(table)["x"].tolist() == [0, 0, 0]
-    assert one.fetch(table)["x"].tolist() == [0, 0, 0]
+    table = one.write({"x": torch.zeros(3)})
+    other.view(table)["x"].fill_(9)
+    assert other.view(table)["x"].tolist() == [0, 0, 0]
+    assert one.copy(table)["x"].tolist() == [0, 0, 0]
 
 
 def test_an_empty_message_needs_no_memory(sides):
     one, other = sides
-    assert other.look(one.lay({})) == other.fetch(one.lay({})) == {}
+    assert other.view(one.write({})) == other.copy(one.write({})) == {}

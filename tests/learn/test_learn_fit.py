@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from potluck.core import Examples, Local, stream
-from potluck.learn import CrossEntropy, ProximalTerm, fit, rows, weights_of
+from potluck.learn import CrossEntropy, FitJob, ProximalTerm, batch_rows, run_fit, trainable_weights
 
 DATA = Examples(
     {"x": torch.randn(23, 5, generator=stream(1, "x")), "y": torch.randint(0, 3, (23,), generator=stream(1, "y"))}
@@ -20,9 +20,15 @@ def small_net(norm=False):
     return nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7) if norm else nn.Identity(), nn.Tanh(), nn.Linear(7, 3))
 
 
+def fit(net, local, loss=None, edits=(), **more):
+    """Local training of a network on all rows."""
+    rng, weights = stream(0, "fit"), trainable_weights(net)
+    return run_fit(FitJob(net, DATA, local, local.lr, loss or CrossEntropy(), edits, rng, weights, **more))
+
+
 def ours(local, net=None, **more):
     net = net or small_net()
-    return net, fit(net, DATA, local, local.lr, CrossEntropy(), rng=stream(0, "fit"), **more)
+    return net, fit(net, local, **more)
 
 
 def theirs(local, optimiser, net=None, clip=None):
@@ -31,7 +37,7 @@ def theirs(local, optimiser, net=None, clip=None):
     step = optimiser(net.parameters())
     net.train()
     losses = []
-    for batch in rows(len(DATA), local, stream(0, "fit")):
+    for batch in batch_rows(len(DATA), local, stream(0, "fit")):
         step.zero_grad()
         loss = nn.functional.cross_entropy(net(DATA[batch]["x"]), DATA[batch]["y"])
         loss.backward()
@@ -108,7 +114,7 @@ def test_fit_tells_what_it_did():
     _, losses = theirs(local, lambda weights: torch.optim.SGD(weights, lr=0.1))
     assert (told.steps, told.samples, told.lr) == (6, 46, 0.1)
     assert told.loss == pytest.approx(sum(losses) / 6, abs=1e-6)
-    assert told.last.tolist() == rows(23, local, stream(0, "fit"))[-1].tolist()
+    assert told.last.tolist() == batch_rows(23, local, stream(0, "fit"))[-1].tolist()
     assert told.gradient is None
 
 
@@ -138,7 +144,7 @@ def test_frozen_weights_stay():
     net = small_net()
     net[0].weight.requires_grad_(False)
     before = net[0].weight.clone()
-    assert list(weights_of(net)) == ["0.bias", "3.weight", "3.bias"]
+    assert list(trainable_weights(net)) == ["0.bias", "3.weight", "3.bias"]
     ours(Local(lr=0.5), net)
     assert torch.equal(net[0].weight, before)
     assert not torch.equal(net[0].bias, small_net()[0].bias)
@@ -151,7 +157,7 @@ def test_a_weight_that_the_loss_does_not_reach_stays():
             return net[3].weight.square().sum()
 
     net = small_net()
-    fit(net, DATA, Local(lr=0.1, steps=2), 0.1, OnlyTheLast(), rng=stream(0, "fit"))
+    fit(net, Local(lr=0.1, steps=2), OnlyTheLast())
     assert torch.equal(net[0].weight, small_net()[0].weight)
     assert torch.allclose(net[3].weight, small_net()[3].weight * 0.8 * 0.8)
 
@@ -167,7 +173,7 @@ def test_training_switches_a_net_to_training():
 
 @pytest.mark.parametrize(("samples", "batch"), [(1, 4), (4, 4), (9, 4), (23, 5), (7, 100)])
 def test_every_row_comes_once_per_epoch(samples, batch):
-    drawn = rows(samples, Local(epochs=3, batch=batch), stream(0, "r"))
+    drawn = batch_rows(samples, Local(epochs=3, batch=batch), stream(0, "r"))
     per_epoch = math.ceil(samples / batch)
     assert len(drawn) == 3 * per_epoch == Local(epochs=3, batch=batch).count(samples)
     for epoch in range(3):
@@ -177,12 +183,12 @@ def test_every_row_comes_once_per_epoch(samples, batch):
 
 
 def test_epochs_are_shuffled_anew():
-    first, second = rows(50, Local(epochs=2, batch=50), stream(0, "r"))
+    first, second = batch_rows(50, Local(epochs=2, batch=50), stream(0, "r"))
     assert first.tolist() != second.tolist() != list(range(50))
 
 
 def test_steps_are_exact_and_rows_come_again_only_when_they_ran_out():
-    drawn = rows(10, Local(steps=5, batch=4), stream(0, "r"))
+    drawn = batch_rows(10, Local(steps=5, batch=4), stream(0, "r"))
     assert [len(one) for one in drawn] == [4, 4, 2, 4, 4]
     assert sorted(torch.cat(drawn[:3]).tolist()) == list(range(10))
     assert len(set(torch.cat(drawn[3:]).tolist())) == 8
@@ -190,12 +196,12 @@ def test_steps_are_exact_and_rows_come_again_only_when_they_ran_out():
 
 def test_rows_follow_the_stream_alone():
     def drawn(seed):
-        return [one.tolist() for one in rows(30, Local(epochs=2), stream(seed, "r"))]
+        return [one.tolist() for one in batch_rows(30, Local(epochs=2), stream(seed, "r"))]
 
     assert drawn(0) == drawn(0)
     assert drawn(0) != drawn(1)
 
 
 def test_no_samples_give_no_rows():
-    assert rows(0, Local(epochs=3), stream(0, "r")) == []
-    assert rows(0, Local(steps=3), stream(0, "r")) == []
+    assert batch_rows(0, Local(epochs=3), stream(0, "r")) == []
+    assert batch_rows(0, Local(steps=3), stream(0, "r")) == []

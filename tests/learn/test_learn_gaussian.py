@@ -1,11 +1,11 @@
-"""The veil: numbers that can be checked by hand, and the spread of many draws."""
+"""The Gaussian mechanism: numbers that can be checked by hand, and the spread of many draws."""
 
 import math
 
 import pytest
 import torch
 
-from potluck.core import Model, Reply, Task, stream
+from potluck.core import Model, Newborn, Reply, Task, stream
 from potluck.learn import GaussianMechanism
 from potluck.models import ModelZoo, make_spec
 
@@ -23,36 +23,36 @@ def zeros(**values):
     return Model(SPEC, arrays)
 
 
-def veiled(mechanism, sent, came, rng=RNG, **more):
+def protected(mechanism, sent, came, rng=RNG, **more):
     task = Task("train", "c0", models={"model": sent})
     return mechanism(task, Reply({"model": came}, **more), ZOO, rng)
 
 
 def test_a_long_update_is_scaled_down_to_the_clip():
-    assert GaussianMechanism(1.0, 0.0).blurred(torch.tensor([3.0, 4.0, 0.0]).double(), RNG).tolist() == pytest.approx(
-        [0.6, 0.8, 0]
-    )
+    found = GaussianMechanism(1.0, 0.0).clip_and_blur(torch.tensor([3.0, 4.0, 0.0]).double(), RNG)
+    assert found.tolist() == pytest.approx([0.6, 0.8, 0])
 
 
 def test_a_short_update_stays_as_it_is():
-    assert GaussianMechanism(6.0, 0.0).blurred(torch.tensor([3.0, 4.0, 0.0]).double(), RNG).tolist() == [3.0, 4.0, 0.0]
+    found = GaussianMechanism(6.0, 0.0).clip_and_blur(torch.tensor([3.0, 4.0, 0.0]).double(), RNG)
+    assert found.tolist() == [3.0, 4.0, 0.0]
 
 
 def test_the_length_is_that_of_all_trained_tensors_together():
     came = zeros(head__bias=[3.0, 0.0], stem__linear__weight=[[0.0, 4.0], [0.0, 0.0]])
-    arrays = veiled(GaussianMechanism(1.0, 0.0), zeros(), came).models["model"].arrays
+    arrays = protected(GaussianMechanism(1.0, 0.0), zeros(), came).models["model"].arrays
     assert arrays["head.bias"].tolist() == pytest.approx([0.6, 0.0])
     assert arrays["stem.linear.weight"].tolist() == [[0.0, pytest.approx(0.8)], [0.0, 0.0]]
 
 
 def test_an_update_is_what_is_new_less_what_was_sent():
     sent, came = zeros(head__bias=[10.0, 10.0]), zeros(head__bias=[13.0, 14.0])
-    arrays = veiled(GaussianMechanism(1.0, 0.0), sent, came).models["model"].arrays
+    arrays = protected(GaussianMechanism(1.0, 0.0), sent, came).models["model"].arrays
     assert arrays["head.bias"].tolist() == pytest.approx([10.6, 10.8])
 
 
 def test_noise_has_the_variance_that_was_asked_for_and_no_mean():
-    drawn = GaussianMechanism(2.0, 1.5).blurred(torch.zeros(200_000, dtype=torch.float64), stream(1, "draws"))
+    drawn = GaussianMechanism(2.0, 1.5).clip_and_blur(torch.zeros(200_000, dtype=torch.float64), stream(1, "draws"))
     assert float(drawn.mean()) == pytest.approx(0.0, abs=4 * 3.0 / math.sqrt(200_000))
     assert float(drawn.var()) == pytest.approx(9.0, rel=0.02)
 
@@ -60,7 +60,7 @@ def test_noise_has_the_variance_that_was_asked_for_and_no_mean():
 def test_every_trained_number_gets_noise_of_its_own_and_buffers_go_back_as_they_were_sent():
     came = zeros(stem__norm__running_mean=[5.0, 5.0], stem__norm__num_batches_tracked=7)
     arrays = (
-        veiled(GaussianMechanism(1.0, 1.0), zeros(stem__norm__running_mean=[2.0, 2.0]), came).models["model"].arrays
+        protected(GaussianMechanism(1.0, 1.0), zeros(stem__norm__running_mean=[2.0, 2.0]), came).models["model"].arrays
     )
     moved = torch.cat([arrays[name].flatten() for name in arrays if name not in ZOO.buffers(SPEC)])
     assert len(set(moved.tolist())) == len(moved)
@@ -71,19 +71,19 @@ def test_every_trained_number_gets_noise_of_its_own_and_buffers_go_back_as_they_
 
 def test_an_update_that_is_not_finite_counts_as_none():
     came = zeros(head__bias=[math.nan, 1.0])
-    found, still = (veiled(GaussianMechanism(1.0, 1.0), zeros(), model, stream(2, "x")) for model in (came, zeros()))
+    found, still = (protected(GaussianMechanism(1.0, 1.0), zeros(), model, stream(2, "x")) for model in (came, zeros()))
     same = zip(found.models["model"].arrays.values(), still.models["model"].arrays.values(), strict=True)
     assert all(torch.equal(a, b) for a, b in same)
 
 
 def test_what_was_trained_is_not_touched_where_it_lies():
     came = zeros(head__bias=[3.0, 4.0])
-    veiled(GaussianMechanism(1.0, 1.0), zeros(), came)
+    protected(GaussianMechanism(1.0, 1.0), zeros(), came)
     assert came.arrays["head.bias"].tolist() == [3.0, 4.0]
 
 
 def test_plain_values_that_tell_of_the_data_stay_behind():
-    reply = veiled(
+    reply = protected(
         GaussianMechanism(1.0, 0.0), zeros(), zeros(), metrics={"loss": 0.5, "steps": 3, "labels": [1]}, weight=7.0
     )
     assert (reply.metrics, reply.weight) == ({"steps": 3}, 7.0)
@@ -95,9 +95,9 @@ def test_a_reply_without_a_model_is_let_through():
 
 def test_arrays_beside_models_and_models_from_nowhere_are_refused():
     with pytest.raises(PermissionError, match="'scores' is no part of one"):
-        veiled(GaussianMechanism(1.0, 1.0), zeros(), zeros(), arrays={"scores": torch.ones(2)})
+        protected(GaussianMechanism(1.0, 1.0), zeros(), zeros(), arrays={"scores": torch.ones(2)})
     with pytest.raises(PermissionError, match="none was sent"):
-        veiled(GaussianMechanism(1.0, 1.0), Model(SPEC), zeros())
+        protected(GaussianMechanism(1.0, 1.0), Newborn(SPEC), zeros())
     short = Model(SPEC, {"head.bias": torch.zeros(3)})
     with pytest.raises(PermissionError, match="not sent in this shape"):
-        veiled(GaussianMechanism(1.0, 1.0), zeros(), short)
+        protected(GaussianMechanism(1.0, 1.0), zeros(), short)

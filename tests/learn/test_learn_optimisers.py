@@ -4,14 +4,17 @@ import pytest
 import torch
 
 from potluck.core import Local, stream
-from potluck.learn.optimisers import fused, make_optimiser
+from potluck.learn.optimisers import make_fused_optimiser, make_optimiser
 
-CPU = torch.device("cpu")
 LOCALS = {
     "sgd": Local(lr=0.1),
     "momentum": Local(lr=0.1, momentum=0.9, weight_decay=0.05),
     "adam": Local(lr=0.01, optimiser="adam", weight_decay=0.05),
 }
+
+
+def fused(local, lr):
+    return make_fused_optimiser(local, lr, torch.device("cpu"))
 
 
 def some(seed):
@@ -39,16 +42,16 @@ def equal(one, other):
 @pytest.mark.parametrize("name", LOCALS)
 def test_a_fused_step_is_the_plain_one(name):
     local = LOCALS[name]
-    assert close(walked(fused(local, local.lr, CPU)), walked(make_optimiser(local, local.lr)))
+    assert close(walked(fused(local, local.lr)), walked(make_optimiser(local, local.lr)))
 
 
 @pytest.mark.parametrize("name", LOCALS)
 def test_a_fused_step_goes_by_index_not_by_memory(name):
     local = LOCALS[name]
-    assert equal(walked(fused(local, local.lr, CPU), transposed=True), walked(fused(local, local.lr, CPU)))
+    assert equal(walked(fused(local, local.lr), transposed=True), walked(fused(local, local.lr)))
 
 
-@pytest.mark.parametrize("make", [lambda local, lr: fused(local, lr, CPU), make_optimiser], ids=["fused", "plain"])
+@pytest.mark.parametrize("make", [fused, make_optimiser], ids=["fused", "plain"])
 @pytest.mark.parametrize("name", LOCALS)
 def test_an_optimiser_that_starts_afresh_is_a_fresh_one(name, make):
     local = LOCALS[name]
@@ -60,5 +63,5 @@ def test_an_optimiser_that_starts_afresh_is_a_fresh_one(name, make):
 
 def test_one_step_of_sgd_by_hand():
     weights = [torch.tensor([1.0, 2.0])]
-    fused(Local(lr=0.5), 0.5, CPU)(weights, [torch.tensor([2.0, -2.0])])
+    fused(Local(lr=0.5), 0.5)(weights, [torch.tensor([2.0, -2.0])])
     assert weights[0].tolist() == [0.0, 3.0]

@@ -13,10 +13,11 @@ from potluck.learn import (
     MaskedCrossEntropy,
     ProximalTerm,
     Turns,
-    dense,
+    can_stack,
     fit_stacked,
-    likeness,
-    weights_of,
+    run_fit,
+    stacking_key,
+    trainable_weights,
 )
 
 X = torch.randn(40, 2, 2, generator=torch.Generator().manual_seed(1))
@@ -35,7 +36,8 @@ def job(client, local, loss=None, pulled=False, rows=10):
     edits = [ProximalTerm(towards, 0.5)] if pulled else []
     examples = Examples(COLUMNS, torch.arange(client, client + rows))
     return FitJob(
-        "net", made, weights_of(made), examples, local, 0.3, loss or CrossEntropy(), edits, stream(0, "s", client)
+        *(made, examples, local, 0.3, loss or CrossEntropy(), edits, stream(0, "s", client), trainable_weights(made)),
+        kind="net",
     )
 
 
@@ -58,9 +60,9 @@ def masks(client):
 def test_every_client_ends_where_it_ends_alone(local, masked, pulled):
     alone = [job(client, local, masks(client) if masked else None, pulled) for client in range(5)]
     stacked = [job(client, local, masks(client) if masked else None, pulled) for client in range(5)]
-    assert len({likeness(one) for one in stacked}) == 1
+    assert len({stacking_key(one) for one in stacked}) == 1
     for one, other, expected, found in zip(
-        alone, stacked, [one.granted() for one in alone], fit_stacked(stacked), strict=True
+        alone, stacked, [run_fit(one) for one in alone], fit_stacked(stacked), strict=True
     ):
         assert (found.steps, found.samples, found.lr) == (expected.steps, expected.samples, expected.lr)
         assert found.loss == pytest.approx(expected.loss, rel=1e-5)
@@ -81,27 +83,27 @@ def test_clients_of_a_stack_do_not_reach_each_other():
 
 def test_only_what_is_alike_is_stacked():
     local = Local(epochs=1, batch=4)
-    base = likeness(job(0, local))
-    assert likeness(job(3, local)) == base
-    assert likeness(job(0, local, rows=9)) != base
-    assert likeness(job(0, Local(epochs=2, batch=4))) != base
-    assert likeness(job(0, local, pulled=True)) != base
-    assert likeness(job(0, local, masks(0))) not in (base, None)
+    base = stacking_key(job(0, local))
+    assert stacking_key(job(3, local)) == base
+    assert stacking_key(job(0, local, rows=9)) != base
+    assert stacking_key(job(0, Local(epochs=2, batch=4))) != base
+    assert stacking_key(job(0, local, pulled=True)) != base
+    assert stacking_key(job(0, local, masks(0))) not in (base, None)
     stronger = job(0, local, pulled=True)
     stronger.edits[0] = ProximalTerm(stronger.edits[0].towards, 0.6)
-    assert likeness(stronger) != likeness(job(0, local, pulled=True))
+    assert stacking_key(stronger) != stacking_key(job(0, local, pulled=True))
 
 
 def test_what_cannot_be_stacked_stands_alone():
     local = Local(epochs=1, batch=4)
-    assert likeness(job(0, local, Turns((CrossEntropy(),), (0, 0, 0)))) is None
-    assert likeness(job(0, local, rows=0)) is None
+    assert stacking_key(job(0, local, Turns((CrossEntropy(),), (0, 0, 0)))) is None
+    assert stacking_key(job(0, local, rows=0)) is None
     unknown = copy.copy(job(0, local))
     unknown.edits.append(lambda grads, weights: grads)
-    assert likeness(unknown) is None
+    assert stacking_key(unknown) is None
 
 
 def test_convolutions_noise_and_statistics_are_not_stacked():
-    assert dense(net(0))
+    assert can_stack(net(0))
     for odd in (nn.Conv2d(1, 1, 1), nn.Dropout(0.1), nn.BatchNorm1d(3), nn.LayerNorm(3), nn.Softmax(1)):
-        assert not dense(nn.Sequential(nn.Linear(3, 3), odd))
+        assert not can_stack(nn.Sequential(nn.Linear(3, 3), odd))

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from potluck.core import NOTHING, Examples
-from potluck.learn import CrossEntropy, MaskedCrossEntropy, NextToken, cross_entropy, truths
+from potluck.learn import CrossEntropy, MaskedCrossEntropy, NextToken, class_mask, cross_entropy
 from potluck.learn.losses import IGNORED
 
 
@@ -43,7 +43,7 @@ def test_a_batch_in_which_nothing_counts_has_no_loss():
 def test_lm1_holds_for_every_token():
     """METHODS LM-1: scores [2, -1, 5], tokens 0 and 1 owned, token 0 right: 0.169846."""
     batch = {"x": torch.tensor([[[2.0, -1.0, 5.0]] * 2]), "y": torch.tensor([[0, 0]])}
-    assert MaskedCrossEntropy(truths([0, 1], 3))(Scores(), batch).item() == pytest.approx(0.169846, abs=1e-6)
+    assert MaskedCrossEntropy(class_mask([0, 1], 3))(Scores(), batch).item() == pytest.approx(0.169846, abs=1e-6)
 
 
 def test_one_label_a_row_goes_the_old_way_bit_by_bit():

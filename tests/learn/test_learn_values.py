@@ -48,7 +48,7 @@ def test_a_pull_leaves_out_what_is_not_trained():
     assert set(ProximalTerm(towards, 1.0)({"w": torch.ones(1)}, {"w": torch.ones(1)})) == {"w"}
 
 
-def test_clipped_scales_all_tensors_by_the_same_factor():
+def test_clipping_scales_all_tensors_by_the_same_factor():
     """The norm of (3, 4) is 5."""
     short = clip_gradients([torch.tensor([3.0]), torch.tensor([[4.0]])], 1.0)
     assert [g.item() for g in short] == pytest.approx([0.6, 0.8], rel=1e-5)
@@ -129,7 +129,7 @@ def test_a_problems_loss_is_a_value():
     assert Classify(3).loss == Classify(9).loss == CrossEntropy()
 
 
-def test_values_of_one_form_differ_in_nothing_but_numbers():
+def test_values_of_one_structure_differ_in_nothing_but_numbers():
     one, other = (ProximalTerm({"w": torch.full((2,), number)}, 0.5) for number in (1.0, 2.0))
     assert structure_key(one) == structure_key(other)
     assert structure_key(one) != structure_key(ProximalTerm({"w": torch.ones(2)}, 0.6))

@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 
-from potluck.core import InputError, Model, digest, stream
+from potluck.core import InputError, Model, Newborn, digest, stream
 from potluck.models import ModelZoo, load, make_spec, save
 
 SPEC = make_spec("cnn", input=(1, 8, 8), classes=10, norm="running", width=4)
@@ -66,7 +66,7 @@ def test_saving_again_replaces_the_model(folder):
 
 def test_a_model_without_arrays_cannot_be_saved(tmp_path):
     with pytest.raises(ValueError, match="without arrays"):
-        save(tmp_path, Model(SPEC))
+        save(tmp_path, Newborn(SPEC))
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.pt", "weights"])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from model_specs import DIGITS, SPECS, WORDS, every_spec
 
-from potluck.core import Model, digest, stream
+from potluck.core import Model, Newborn, digest, stream
 from potluck.models import ModelZoo, make_spec
 
 
@@ -16,7 +16,7 @@ def test_a_fresh_model_depends_on_the_generator_alone(spec):
     torch.manual_seed(2)
     same, other = zoo.fresh(spec, stream(7, "weights")), zoo.fresh(spec, stream(8, "weights"))
     assert digest(one.arrays) == digest(same.arrays) != digest(other.arrays)
-    assert digest(zoo.build(Model(spec), stream(7, "weights")).state_dict()) == digest(one.arrays)
+    assert digest(zoo.build(Newborn(spec), stream(7, "weights")).state_dict()) == digest(one.arrays)
 
 
 def test_two_models_from_one_generator_differ():
@@ -32,7 +32,7 @@ def test_neither_fresh_nor_build_nor_cost_touches_torch_s_own_generator(spec):
     before = torch.get_rng_state()
     model = zoo.fresh(zoo.full, stream(0))
     zoo.build(model)
-    zoo.build(Model(zoo.full), stream(0))
+    zoo.build(Newborn(zoo.full), stream(0))
     zoo.cost(zoo.full, 4)
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -53,7 +53,7 @@ def test_a_built_network_holds_copies():
 def test_a_model_without_arrays_needs_a_generator():
     zoo = ModelZoo(SPECS["mlp"])
     with pytest.raises(ValueError, match="needs a generator"):
-        zoo.build(Model(zoo.full))
+        zoo.build(Newborn(zoo.full))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 import torch
 from model_specs import DIGITS, SPECS, every_spec
 
-from potluck.core import Axis, Model, stream
+from potluck.core import Axis, Newborn, stream
 from potluck.models import ModelZoo, make_spec
 
 
@@ -54,7 +54,7 @@ def test_a_narrow_network_has_the_shapes_that_its_sizes_say(spec, width):
 @every_spec
 def test_shapes_and_buffers_are_those_of_the_live_network(spec):
     zoo = ModelZoo(spec)
-    net = zoo.build(Model(spec), stream(0))
+    net = zoo.build(Newborn(spec), stream(0))
     assert zoo.shapes(spec) == {name: (tuple(each.shape), each.dtype) for name, each in net.state_dict().items()}
     assert zoo.buffers(spec) == {name for name, _ in net.named_buffers()}
 

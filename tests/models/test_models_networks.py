@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from potluck.core import Model, stream
+from potluck.core import Newborn, stream
 from potluck.models import ModelZoo, make_spec
 
 NAMES = ("mlp", "lenet", "cnn", "resnet10", "resnet50", "preresnet18", "mobilenet_v2")
@@ -26,7 +26,7 @@ def small(name, norm="none", **options):
 
 
 def random_net(spec):
-    return ModelZoo(spec).build(Model(spec), stream(0, "test"))
+    return ModelZoo(spec).build(Newborn(spec), stream(0, "test"))
 
 
 def count(spec):

@@ -7,7 +7,7 @@ import safetensors.torch
 import torch
 from torch.nn import functional
 
-from potluck.core import Client, Examples, InputError, Model, SettingsError, Spec, Tier, pack, stream, unpack
+from potluck.core import Client, Examples, InputError, Model, Newborn, SettingsError, Spec, Tier, pack, stream, unpack
 from potluck.data import Source
 from potluck.methods import AllSmall, InclusiveFL
 from potluck.models import ModelZoo, load, make_spec, save, tier_spec
@@ -173,7 +173,7 @@ def test_a_spec_knows_which_weights_it_was_made_with(folder, tmp_path):
     one = made(folder)
     assert one == made(folder)
     assert Spec.of(json.loads(json.dumps(one.plain()))) == one
-    assert unpack(pack(Model(one))).spec == one
+    assert unpack(pack(Newborn(one))).spec == one
     written(tmp_path / "encoder", weights=changed)
     assert made(folder) != one
     with pytest.raises(InputError, match=r"model\.safetensors is not the file that this experiment was made with"):
@@ -188,7 +188,7 @@ def test_a_network_that_is_sent_its_weights_needs_no_folder(folder, tmp_path):
     ids = torch.tensor([[5, 3, 0, 0, 0, 0]])
     net = ModelZoo(spec).build(Model(spec, arrays)).eval()
     assert net(ids).equal(load(tmp_path / "exported")(ids))
-    assert ModelZoo(spec).build(Model(spec), stream(0, "blank")) is not None
+    assert ModelZoo(spec).build(Newborn(spec), stream(0, "blank")) is not None
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from potluck.core import Model, stream
+from potluck.core import Newborn, stream
 from potluck.models import ModelZoo, make_spec
 from potluck.models.bert import tensor_name
 
@@ -24,7 +24,7 @@ every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 
 def random_net(spec):
     """A network in double precision whose weights are all random."""
-    net = ModelZoo(spec).build(Model(spec), stream(0, "test")).double()
+    net = ModelZoo(spec).build(Newborn(spec), stream(0, "test")).double()
     rng = stream(1)
     with torch.no_grad():
         for weight in net.parameters():
@@ -70,7 +70,7 @@ def test_scores_are_head_of_body_of_stem(spec):
 @pytest.mark.parametrize("norm", ["layer", "none"])
 def test_one_step_of_training_lowers_the_loss(spec, norm):
     spec = make_spec(spec.family, depth=spec.depth, **{**spec.options, "hidden": 12, "ffn": 10, "norm": norm})
-    net = ModelZoo(spec).build(Model(spec), stream(3)).double()
+    net = ModelZoo(spec).build(Newborn(spec), stream(3)).double()
     ids = tokens()
 
     def loss():
@@ -102,7 +102,7 @@ def test_a_shallow_network_s_names_and_shapes_are_among_a_deep_one_s(name, norm)
 def test_every_width_gives_finite_scores(spec, width):
     zoo = ModelZoo(spec)
     narrow = zoo.narrow(spec, width)
-    net = zoo.build(Model(narrow), stream(4))
+    net = zoo.build(Newborn(narrow), stream(4))
     assert net(tokens()).isfinite().all()
     assert net(torch.full((2, 6), spec.options.get("pad", 0))).isfinite().all()
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from real_data import real
 
-from potluck.core import Model, SettingsError, stream
+from potluck.core import Newborn, SettingsError, stream
 from potluck.data.tokenizer import encode_row
 from potluck.data.wordpiece import WordPieceTokenizer
 from potluck.models import ModelZoo, make_spec, tier_spec
@@ -19,7 +19,7 @@ def stem(**options):
     spec = make_spec(
         "bert", input=(7,), classes=2, depth=1, hidden=2, heads=1, ffn=2, vocab=9, norm="none", dropout=0.0, **options
     )
-    net = ModelZoo(spec).build(Model(spec), stream(0)).eval()
+    net = ModelZoo(spec).build(Newborn(spec), stream(0)).eval()
     with torch.no_grad():
         net.stem.word_embeddings.weight.zero_()
         net.stem.position_embeddings.weight.zero_()

@@ -8,7 +8,7 @@ import torch
 from tiny_runs import Listener, tiny
 from torch import nn
 
-from potluck.core import Examples, Model, stream
+from potluck.core import Examples, Newborn, stream
 from potluck.ledger import DamagedRecord, read_run
 from potluck.models import ModelZoo, make_spec
 from potluck.report import read_record, write_report
@@ -38,7 +38,13 @@ def test_the_plane_of_points_on_a_line_is_that_line():
 
 def test_stages_are_stem_what_the_body_is_made_of_and_body_or_a_network_s_own_parts():
     spec = make_spec("resnet18", input=(3, 16, 16), classes=2, width=4)
-    assert stages(ModelZoo(spec).build(Model(spec), stream(0)))[:5] == ("stem", "body.0", "body.1", "body.2", "body.3")
+    assert stages(ModelZoo(spec).build(Newborn(spec), stream(0)))[:5] == (
+        "stem",
+        "body.0",
+        "body.1",
+        "body.2",
+        "body.3",
+    )
     own = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
     assert stages(own) == ("0", "1", "2")
 
@@ -68,7 +74,7 @@ def test_features_of_maps_are_their_channels_means():
 
 def test_features_of_texts_are_means_over_tokens_that_are_no_padding():
     spec = make_spec("bert", input=(3,), classes=2, depth=1, hidden=4, heads=1, ffn=4, vocab=7, dropout=0.0)
-    net = ModelZoo(spec).build(Model(spec), stream(0)).eval()
+    net = ModelZoo(spec).build(Newborn(spec), stream(0)).eval()
     ids = torch.tensor([[5, 3, 0], [2, 0, 0]])
     found = staged(net, Examples({"x": ids, "y": torch.tensor([0, 1])}), pad=0)
     assert list(found) == ["stem", "body.0", "body"]

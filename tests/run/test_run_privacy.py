@@ -10,7 +10,7 @@ import torch
 from tiny_runs import events, tiny
 
 from potluck.cli.display import print_result
-from potluck.core import SettingsError, Task, on_client
+from potluck.core import Expected, SettingsError, Task, on_client
 from potluck.engines import ENGINES, Graphs
 from potluck.methods import METHODS, FedAvg
 from potluck.report import privacy_guarantee, read_record, render
@@ -186,7 +186,8 @@ class Curious(FedAvg):
     """FedAvg whose server wants something of clients before it scores."""
 
     def ready(self, state, now):
-        for _ in now.send(Task("train", client.id, models={"model": state.model}) for client in now.cohort):
+        expects = Expected({"model": state.model.shapes})
+        for _ in now.send(Task("train", c.id, models={"model": state.model}, expects=expects) for c in now.cohort):
             pass
         return state
 
@@ -203,7 +204,8 @@ class Talker(FedAvg):
 
     @on_client
     def train(self, task, device):
-        return replace(super().train(task, device), arrays={"rows": device.data[slice(0, 1)]["x"]})
+        reply = yield from super().train(task, device)
+        return replace(reply, arrays={"rows": device.data[slice(0, 1)]["x"]})
 
 
 def test_what_slips_past_the_door_does_not_leave_the_device(tmp_path):

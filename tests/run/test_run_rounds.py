@@ -270,12 +270,12 @@ class Hidden(FedAvg):
         return lambda net, batch: functional.cross_entropy(net(batch["x"]), batch["y"])
 
 
-def test_training_that_cannot_be_recorded_is_said_to_be_once_and_is_done_all_the_same(tmp_path, monkeypatch):
+def test_training_that_cannot_be_captured_is_told_once_and_runs_all_the_same(tmp_path, monkeypatch):
     alone = run(tiny(method=WHOLE), tmp_path / "serial", method=Hidden(local=tiny().local))
     monkeypatch.setitem(ENGINES, "serial", Graphs)
     listener = Listener()
     made = run(tiny(method=WHOLE), tmp_path / "graphs", method=Hidden(local=tiny().local), watch=listener)
-    said = "some local training is not recorded and runs at its usual speed: a function is no value"
+    said = "some local training is not captured as a CUDA graph and runs step by step: a function is no value"
     assert [text.startswith(said) for text in listener.warnings] == [True]
     assert [event["text"] for event in events(tmp_path / "graphs", "warning")] == listener.warnings
     assert made.weights_sha256 == alone.weights_sha256

@@ -5,9 +5,11 @@ import torch
 from tiny_runs import Counting, Listener, scores, tiny
 
 from potluck.core import SERVER, Client, Model, SettingsError, stream
+from potluck.engines import Dispatcher
 from potluck.methods import METHODS
 from potluck.run import assemble, run
-from potluck.run.scoring import _spread, chosen, scored
+from potluck.run.scoring import _spread, scored_clients
+from potluck.run.scoring import score as score_models
 
 
 @pytest.fixture
@@ -18,9 +20,10 @@ def score():
         setup = assemble(wanted)
         engine = Counting(setup.context)
         state = setup.context.method.init(setup.context.zoo, stream(0, "init"))
-        found, faults = scored(setup, engine, state, 0, memory)
+        session = Dispatcher(engine, setup.context.method, setup.context.zoo, recall=memory).open(0, everyone=True)
+        found, faults = score_models(setup, session, state, 0)
         assert not faults
-        return found, engine.carried, setup, state
+        return found, engine.ran, setup, state
 
     return ask
 
@@ -95,8 +98,8 @@ def test_the_spread_over_clients_by_hand():
     ],
 )
 def test_a_model_served_to_several_tiers_is_scored_once(score, method, asked):
-    _, carried, _, _ = score(tiny(method=method, score={"clients": 0}))
-    assert carried == [(SERVER, key) for key in asked]
+    _, ran, _, _ = score(tiny(method=method, score={"clients": 0}))
+    assert ran == [(SERVER, f"{key}/0") for key in asked]
 
 
 def test_tiers_that_exclusivefl_leaves_out_have_no_score(score):
@@ -148,14 +151,16 @@ def test_clients_score_a_shared_model_on_their_own_rows_even_then(score):
 
 def test_the_same_clients_score_every_time():
     setup = assemble(tiny(score={"clients": 3}))
-    first = [client.id for client in chosen(setup, 0)]
+    first = [client.id for client in scored_clients(setup, 0)]
     assert len(first) == 3
-    assert first == [client.id for client in chosen(setup, 5)]
-    assert first == [client.id for client in chosen(assemble(tiny(method={"name": "local"}, score={"clients": 3})), 9)]
+    assert first == [client.id for client in scored_clients(setup, 5)]
+    assert first == [
+        client.id for client in scored_clients(assemble(tiny(method={"name": "local"}, score={"clients": 3})), 9)
+    ]
 
 
 def test_no_more_clients_score_than_there_are():
-    assert len(chosen(assemble(tiny(score={"clients": 99})), 0)) == 8
+    assert len(scored_clients(assemble(tiny(score={"clients": 99})), 0)) == 8
 
 
 def test_rounds_are_scored_as_often_as_asked_and_at_the_end(tmp_path):
@@ -184,7 +189,7 @@ def test_static_norms_are_asked_for_without_a_fault_under_every_method(name, tmp
 
 
 def test_moss_refuses_static_norms_before_the_first_round(tmp_path):
-    with pytest.raises(SettingsError, match="tier 'small' has static norms"):
+    with pytest.raises(SettingsError, match="tier 'small' has static batch norm"):
         run(tiny(model={"norm": "static"}, **suited("moss")), tmp_path / "run")
 
 
@@ -201,14 +206,15 @@ def test_splits_scored_in_pieces_give_the_scores_of_the_whole(score, monkeypatch
 
 def test_a_model_of_which_a_piece_was_lost_has_no_score(monkeypatch):
     class Loses(Counting):
-        def carry(self, letters):
-            for number, outcome in enumerate(super().carry(letters)):
-                yield replace(outcome, reply=None, fault="gone") if number == 2 else outcome
+        def run(self, envelopes):
+            for number, result in enumerate(super().run(envelopes)):
+                yield replace(result, reply=None, fault="gone") if number == 2 else result
 
     monkeypatch.setattr("potluck.run.scoring.PIECE", 100)
     setup = assemble(tiny())
     state = setup.context.method.init(setup.context.zoo, stream(0, "init"))
-    found, faults = scored(setup, Loses(setup.context), state, 0, lambda client: None)
+    session = Dispatcher(Loses(setup.context), setup.context.method, setup.context.zoo).open(0, everyone=True)
+    found, faults = score_models(setup, session, state, 0)
     assert faults == ["server: gone"]
     assert found["global"] is None
     assert found["tiers"]["small"]["test"]["count"] == 359

@@ -4,11 +4,11 @@ import json
 
 import pytest
 import torch
-from potluck.methods.frames.averaging import class_rows
 from tiny_runs import scores, tiny
 
-from potluck.core import Model, Reply, SettingsError, Tier, stream
+from potluck.core import Model, Newborn, Reply, SettingsError, Tier, stream
 from potluck.methods import FedRolex
+from potluck.methods.bases.label_mask import class_rows
 from potluck.models import ModelZoo, make_spec
 from potluck.parts import WHOLE, OverlapMean
 from potluck.report import write_report
@@ -114,7 +114,7 @@ def test_lm2_a_clients_tokens_alone_count_in_the_embedding_and_the_output_layer(
 
 def test_padding_changes_nothing_at_the_tokens_before_it():
     spec = make_spec("transformer", input=(4,), classes=5, depth=1, hidden=4, ffn=4, heads=2)
-    net = ModelZoo(spec).build(Model(spec), stream(0)).eval()
+    net = ModelZoo(spec).build(Newborn(spec), stream(0)).eval()
     with torch.inference_mode():
         alone, padded = net(torch.tensor([[2, 3]])), net(torch.tensor([[2, 3, 0, 0]]))
     assert torch.allclose(alone, padded[:, :2], atol=1e-6)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
+import torch
+
 from potluck.core import (
     EMPTY,
     SERVER,
@@ -26,6 +28,7 @@ from potluck.core import (
 from potluck.engines.context import TaskEnvelope, TaskResult
 from potluck.engines.gate import Gate, strikes_out
 from potluck.engines.serial import Engine
+from potluck.learn import map_tensors
 
 Verdict: TypeAlias = Literal["accepted", "absent", "quarantined"]
 
@@ -165,7 +168,7 @@ class RoundSession:
 
     def _memory(self, client: str) -> tuple[int, Mapping[str, Any]]:
         if client in self.staged:
-            return self.index, self.staged[client]
+            return self.index, map_tensors(self.staged[client], torch.clone)  # a task that fails must not leave a trace
         return self.dispatcher.recall(client) or (-1, EMPTY)
 
     def _judge(self, position: int, task: Task, result: TaskResult) -> LedgerEntry:

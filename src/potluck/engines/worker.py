@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -50,6 +51,9 @@ T = TypeVar("T")
 
 RunFits: TypeAlias = Callable[[Sequence[FitJob]], "list[Fit | Exception]"]
 """Runs fits; what one of them raises stands in place of its result."""
+
+MemoryEntry: TypeAlias = tuple[tuple[str, ...], object, object]
+"""Where something stands in a memory, the thing itself (or its type), and what tells a change of it."""
 
 
 class Worker:
@@ -195,7 +199,7 @@ class TaskRun:
         self._task, self._worker = envelope.task, worker
         task = envelope.task
         self._bare = Task(task.verb, task.to, task.key, task.round, config=task.config, memory=task.memory)
-        self._memory, self._before = envelope.memory, memory_key(envelope.memory)
+        self._before = memory_entries(dict(envelope.memory))
         self._device = WorkerDevice(worker, task, dict(envelope.memory), place)
         self._result: TaskResult | None = None
         self._started = time.perf_counter()
@@ -211,14 +215,15 @@ class TaskRun:
         """Goes on with the result of the fit that was asked for, or with what it raised."""
         assert self._work is not None
         assert self.job is not None
-        work = self._work
+        self._advance(partial(self._continue, self._work, self.job, fit))
+
+    def _continue(
+        self, work: Generator[FitRequest, Fit, Reply], job: FitJob, fit: Fit | Exception
+    ) -> Reply | FitRequest:
         if isinstance(fit, Exception):
-            fault = fit
-            self._advance(lambda: work.throw(fault))
-        else:
-            self._device.count_fit(self.job, fit)
-            done = fit
-            self._advance(lambda: work.send(done))
+            return work.throw(fit)
+        self._device.count_fit(job, fit)
+        return work.send(fit)
 
     def _begin(self) -> Reply | FitRequest:
         work = answer(self._worker.context.method, self._task, self._device)
@@ -253,8 +258,8 @@ class TaskRun:
         cost = Cost(payload(self._task), payload(reply), device.flops, device.peak, seconds)
         arrays = to_device(reply.arrays, self._worker.hardware)
         stamped = Reply(reply.models, arrays, reply.weight, reply.metrics, self._bare, cost)
-        changed = memory_key(device.memory) != self._before
-        return TaskResult(self._bare, stamped, device.memory if changed else None)
+        same = same_memory(self._before, memory_entries(device.memory))
+        return TaskResult(self._bare, stamped, None if same else device.memory)
 
     def _protect(self, reply: Reply) -> Reply:
         """A reply as it leaves the client's device. Scores leave as they are: they are for whoever runs it."""
@@ -274,22 +279,36 @@ def _move_envelope(envelope: TaskEnvelope, hardware: torch.device) -> TaskEnvelo
     return TaskEnvelope(moved, to_device(envelope.memory, hardware))
 
 
-def memory_key(value: Any) -> Hashable:
-    """What tells a memory from the same one after a change, in place or not.
+def memory_entries(value: Any, path: tuple[str, ...] = ()) -> list[MemoryEntry]:
+    """Everything that a memory is made of, so that a change can be noticed, in place or not.
 
     Tensors go by identity and by torch's count of their in-place changes, so their numbers are not read.
     """
     if isinstance(value, Tensor):
-        return (id(value), -1 if value.is_inference() else value._version)
+        return [(path, value, -1 if value.is_inference() else value._version)]
     if isinstance(value, Model):
-        return (id(value), memory_key(value.arrays))
+        return [(path, value, None), *memory_entries(value.arrays, path)]
     if isinstance(value, FlatArrays):
-        return (id(value), memory_key(value.buffer), memory_key(value.others))
+        return [(path, value, None), *memory_entries(value.buffer, path), *memory_entries(value.others, path)]
+    items: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, Mapping):
-        return tuple((name, memory_key(item)) for name, item in value.items())
-    if isinstance(value, list | tuple):
-        return tuple(memory_key(item) for item in value)
-    return value if isinstance(value, Hashable) else id(value)
+        items = value.items()
+    elif isinstance(value, list | tuple):
+        items = enumerate(value)
+    else:
+        plain = value is None or isinstance(value, bool | int | float | str)
+        return [(path, type(value), value) if plain else (path, value, None)]
+    return [
+        (path, type(value), len(value)),
+        *(e for name, item in items for e in memory_entries(item, (*path, str(name)))),
+    ]
+
+
+def same_memory(before: Sequence[MemoryEntry], after: Sequence[MemoryEntry]) -> bool:
+    """Whether nothing was changed between the two."""
+    if len(before) != len(after):
+        return False
+    return all(a[0] == b[0] and a[1] is b[1] and a[2] == b[2] for a, b in zip(before, after, strict=True))
 
 
 class WorkerDevice:

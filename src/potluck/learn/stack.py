@@ -90,7 +90,7 @@ def fit_stacked(jobs: Sequence[FitJob]) -> list[Fit]:
 
 
 def _stack_weights(jobs: Sequence[FitJob]) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Every client's numbers, as `_room` has them, and the same memory as one tensor of all clients for each weight."""
+    """Every client's buffers, and the same memory as one tensor of all clients for each weight."""
     first = jobs[0]
     if first.buffer is None:
         tensors = {name: torch.stack([job.weights[name].detach() for job in jobs]) for name in first.weights}

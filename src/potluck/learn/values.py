@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from potluck.core import Model, Spec
+from potluck.core import Model, Newborn, Spec
 from potluck.parts import Part
 
 
@@ -61,6 +61,8 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return change(value)
     if isinstance(value, tuple | list):
         return type(value)(map_tensors(item, change) for item in value)
+    if isinstance(value, Newborn):
+        return value
     if isinstance(value, Model):
         return Model(value.spec, map_tensors(value.arrays, change))
     if isinstance(value, Mapping):

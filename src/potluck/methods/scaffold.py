@@ -1,6 +1,6 @@
 """SCAFFOLD: corrects client drift; every gradient gets the server's control variate added and the client's subtracted.
 
-Karimireddy et al., "SCAFFOLD: Stochastic ScaffoldState Averaging for Federated Learning", ICML 2020,
+Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020,
 https://arxiv.org/abs/1910.06378. Control variates are the gradients that server and clients expect, zero at first;
 clients keep theirs in memory. They cross the wire beside the model, so traffic doubles. The paper's global step size is
 ``server = {name = "momentum", lr = ..., beta = 0}``.

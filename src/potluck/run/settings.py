@@ -103,7 +103,7 @@ class Running:
         if self.hardware != "cpu" and self.engine == "pool":
             raise ValueError('run.hardware = "cuda" needs run.engine = "graphs": a GPU is not shared among processes')
         if self.hardware == "cpu" and self.engine == "graphs":
-            raise ValueError('run.engine = "graphs" needs run.hardware = "cuda": it records work for a GPU')
+            raise ValueError('run.engine = "graphs" needs run.hardware = "cuda": it captures work for a GPU')
         if self.hardware == "cpu" and (self.channels_last or self.precision == "tf32"):
             name = "channels_last = true" if self.channels_last else 'precision = "tf32"'
             raise ValueError(f'run.{name} needs run.hardware = "cuda"')

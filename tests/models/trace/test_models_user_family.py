@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from potluck.core import Model, SettingsError, Spec, stream
+from potluck.core import Model, Newborn, SettingsError, Spec, stream
 from potluck.models import ModelZoo, complete, load, make_spec, save
 from potluck.models.trace.user_family import check, register
 from potluck.parts import part
@@ -62,7 +62,7 @@ def test_the_zoo_cuts_builds_and_prices_it():
     net = zoo.build(Model(narrow, small))
     assert torch.equal(net.state_dict()["0.weight"], whole["0.weight"][[5, 0, 1]])
     assert net(torch.zeros(2, 1, 8, 8)).shape == (2, 4)
-    assert zoo.build(Model(narrow), rng)(torch.zeros(2, 1, 8, 8)).shape == (2, 4)
+    assert zoo.build(Newborn(narrow), rng)(torch.zeros(2, 1, 8, 8)).shape == (2, 4)
 
 
 def test_initialisation_depends_on_the_generator_alone():
