@@ -23,11 +23,14 @@ help:
 demo: .venv/ready
 	$(BIN)/potluck compare
 
+# One process per core; tests that share runs (xdist_group) stay together.
+PARALLEL = -n auto --dist loadgroup
+
 test: .venv/ready
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 slow: .venv/ready
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow $(PARALLEL)
 
 lint: .venv/ready
 	$(BIN)/ruff check .

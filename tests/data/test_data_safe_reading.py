@@ -111,7 +111,7 @@ def test_a_pickle_among_cifar_or_idx_files_is_refused(tmp_path: Path) -> None:
     write_idx(tmp_path, payload)
     with pytest.raises(InputError, match="refused: pickle"):
         load(Data("idx", str(tmp_path)))
-    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(payload))
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(payload, mtime=0))
     with pytest.raises(InputError, match=r"ubyte\.gz: refused: pickle"):
         load(Data("idx", str(tmp_path)))
     assert not (tmp_path / "canary").exists()
@@ -123,7 +123,7 @@ def test_an_idx_header_that_claims_terabytes_is_refused_before_memory_rises(tmp_
     tracemalloc.start()
     with pytest.raises(InputError, match="names 1,000,000,000,016 bytes in its header and holds 32"):
         load(Data("idx", str(tmp_path)))
-    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(huge))
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(huge, mtime=0))
     with pytest.raises(InputError, match="claims 1,000,000,000,016 bytes"):
         load(Data("idx", str(tmp_path)))
     assert tracemalloc.get_traced_memory()[1] < 5e6
@@ -237,10 +237,10 @@ def test_a_broken_idx_file_is_named(tmp_path: Path, images: bytes, line: str) ->
 @pytest.mark.parametrize(
     "body",
     [
-        gzip.compress(idx((2, 2, 2), bytes(8)))[:-9],
-        gzip.compress(idx((2, 2, 2), bytes(7))),
-        gzip.compress(idx((2, 2, 2), bytes(9))),
-        gzip.compress(idx((2, 2, 2), bytes(8)))[:-5] + b"\x00" * 5,
+        gzip.compress(idx((2, 2, 2), bytes(8)), mtime=0)[:-9],
+        gzip.compress(idx((2, 2, 2), bytes(7)), mtime=0),
+        gzip.compress(idx((2, 2, 2), bytes(9)), mtime=0),
+        gzip.compress(idx((2, 2, 2), bytes(8)), mtime=0)[:-5] + b"\x00" * 5,
         b"not gzip at all",
         b"",
     ],

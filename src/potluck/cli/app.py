@@ -193,6 +193,30 @@ def list_topic(
     display.print_rows(what.value, listing.table_rows(what.value, rows))
 
 
+@app.command(name="check-method", epilog="Example: potluck check-method my_method:MyMethod --set mu=0.05")
+def check_method(
+    method: Annotated[
+        str, typer.Argument(metavar="module:Class", help="Your own method, or one of ours by name.")
+    ],
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the method's own.")
+    ] = None,
+    format: FormatOption = Format.table,
+) -> None:
+    """Check that a method keeps every promise that methods make; takes about half a minute."""
+    from potluck.cli import arguments, display
+    from potluck.run.contract import BrokenPromise
+    from potluck.run.contract import check_method as check
+
+    own = arguments.method_settings(changes or ())
+    verdicts = check(method, own, None if format is Format.json else display.print_verdict)
+    if format is Format.json:
+        display.print_json([{"promise": each.promise, "broken": each.broken or None} for each in verdicts])
+    broken = sum(bool(each.broken) for each in verdicts)
+    if broken:
+        raise BrokenPromise(f"{method} breaks {broken} of {len(verdicts)} promises.")
+
+
 @app.callback(invoke_without_command=True)
 def potluck(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,

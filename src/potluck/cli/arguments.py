@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,17 @@ def _parse_method(text: str) -> dict[str, Any]:
             raise SettingsError(f"--methods {text}: write a setting as name:key=value.")
         method[key] = value(given)
     return method
+
+
+def method_settings(changes: Iterable[str]) -> dict[str, Any]:
+    """A method's own settings from --set key=value."""
+    found: dict[str, Any] = {}
+    for change in changes:
+        key, equals, given = change.partition("=")
+        if not equals:
+            raise SettingsError(f"--set {change}: write a setting of the method as key=value, such as mu=0.05.")
+        found[key.removeprefix("method.")] = value(given)
+    return found
 
 
 def comparison_seeds(experiment: Experiment, given: str | None) -> list[int]:

@@ -17,6 +17,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from potluck.report import RunRecord
     from potluck.run import Result
+    from potluck.run.contract import Verdict
 
 OUT = Console()
 ERR = Console(stderr=True)
@@ -174,6 +175,13 @@ def print_rows(what: str, rows: list[dict[str, str]]) -> None:
     print_table(table)
     if what == "profiles":
         print_line("Every figure is modelled; --format json gives the source of each.")
+
+
+def print_verdict(verdict: Verdict) -> None:
+    """Prints whether one promise of the contract is kept, and how it is broken."""
+    print_line(f"{'BROKEN' if verdict.broken else 'kept  '}  {verdict.promise}")
+    if verdict.broken:
+        print_line(f"        {verdict.broken}")
 
 
 def print_table(table: Table) -> None:
