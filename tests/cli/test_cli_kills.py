@@ -41,7 +41,14 @@ def resumed_equal(whole):
     return True
 
 
-@pytest.mark.parametrize(("engine", "after"), [("serial", (1, 2, 3)), ("pool", (1, 3))])
+@pytest.mark.parametrize(
+    ("engine", "after"),
+    [
+        ("serial", (1,)),
+        pytest.param("pool", (1, 3), marks=pytest.mark.slow),
+        pytest.param("serial", (2, 3), marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_killed_after_each_round_and_at_some_instant_ends_as_if_it_never_was(
     engine, after, hold, start, place, whole
 ):

@@ -9,7 +9,7 @@ import torch
 from potluck.core import Examples, Local, SettingsError, stream
 from potluck.data import Data, Federation, from_arrays
 from potluck.data.augment import CropFlip
-from potluck.learn import fit
+from potluck.learn import FitJob, run_fit, trainable_weights
 
 IMAGE = torch.arange(1, 10, dtype=torch.uint8).reshape(1, 1, 3, 3)
 
@@ -73,7 +73,8 @@ def test_an_image_looks_different_every_time_it_is_learned_from() -> None:
         net = Seen()
         train: Examples = federation(augment).shard(0).train
         loss = lambda net, batch: torch.nn.functional.cross_entropy(net(batch["x"]), batch["y"])  # noqa: E731
-        fit(net, train, Local(epochs=2, batch=100), 0.1, loss, rng=stream(0, "fit"))
+        local, rng = Local(epochs=2, batch=100), stream(0, "fit")
+        run_fit(FitJob(net, train, local, 0.1, loss, (), rng, trainable_weights(net)))
         first, second = (torch.stack(sorted(batch, key=lambda image: float(image.sum()))) for batch in net.shown)
         shown.append(torch.equal(first, second))
     assert shown == [True, False]

@@ -195,9 +195,7 @@ def list_topic(
 
 @app.command(name="check-method", epilog="Example: potluck check-method my_method:MyMethod --set mu=0.05")
 def check_method(
-    method: Annotated[
-        str, typer.Argument(metavar="module:Class", help="Your own method, or one of ours by name.")
-    ],
+    method: Annotated[str, typer.Argument(metavar="module:Class", help="Your own method, or one of ours by name.")],
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the method's own.")
     ] = None,
