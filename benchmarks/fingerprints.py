@@ -18,16 +18,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from test_contract import CASES, plain
+from test_contract import CASES
 
-from potluck.run import experiment, run
+from potluck.run.contract import MethodCase
 
 ENGINES = {"serial": {"engine": "serial"}, "wire": {"engine": "wire"}, "pool": {"engine": "pool", "workers": 2}}
 
 
-def fingerprint(case: object, engine: str, folder: Path) -> dict[str, str]:
+def fingerprint(case: MethodCase, engine: str, folder: Path) -> dict[str, str]:
     """The hashes of weights and scores after a case's four rounds."""
-    result = run(experiment(plain(case, run=ENGINES[engine])), folder)
+    result = case.run(folder, run=ENGINES[engine])
     scores = hashlib.sha256((folder / "scores.jsonl").read_bytes()).hexdigest()
     return {"weights": result.weights_sha256, "scores": scores}
 

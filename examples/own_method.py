@@ -1,4 +1,4 @@
-"""A method of your own: FedAvg in which a client counts by the root of its samples and large gradients are calmed.
+"""A method of your own: FedAvg in which clients count by the root of their samples, and gradient entries are clipped.
 
 python examples/own_method.py
 """
@@ -15,8 +15,8 @@ from potluck.run import run
 
 
 @dataclass(frozen=True)
-class Calm:
-    """A gradient edit is a value too: this one shortens large entries."""
+class ClipEntries:
+    """A gradient edit is a value too: this one clips large entries."""
 
     most: float
 
@@ -26,7 +26,7 @@ class Calm:
 
 @dataclass(frozen=True)
 class RootAvg(FedAvg):
-    """The settings are the fields; what a method does differently is the overridden lines."""
+    """The fields are the settings. What the method does differently are the overridden functions."""
 
     power: float = 0.5
     most: float = 0.1
@@ -35,7 +35,7 @@ class RootAvg(FedAvg):
         return float(reply.weight**self.power)
 
     def edits(self, task: Task, device: Device) -> Sequence[Edit]:
-        return (Calm(self.most),)
+        return (ClipEntries(self.most),)
 
 
 method = RootAvg(share="layerwise", local=Local(epochs=5, batch=8))

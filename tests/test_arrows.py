@@ -1,4 +1,4 @@
-"""Who may import whom, read off the source: rooms form a hierarchy, and dangerous doors stay shut."""
+"""Who may import whom, read off the source: packages form a hierarchy, and nothing is unpickled."""
 
 import ast
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ ARROWS = {
     "ledger": set(),
     "core": set(),
 }
-"""The arrows as DESIGN draws them; whatever they reach may be imported too."""
+"""Who may import whom (docs/architecture.md draws it); whatever these arrows reach may be imported too."""
 
 ONE_FILE = {"ray": "engines/ray.py", "flwr": "engines/flower.py"}
 """Optional engines: each package is known to one file only."""

@@ -34,6 +34,23 @@ class KeepsState(FedAvg):
     def weigh(self, reply, zoo):
         return float(reply.weight ** (1 / self.rounds))
 '''
+KEEPS_STATE_ELSEWHERE = '''
+from dataclasses import dataclass
+from potluck.methods import FedAvg
+
+ROUNDS = []
+
+@dataclass(frozen=True)
+class KeepsStateElsewhere(FedAvg):
+    """Counts its rounds in its module."""
+
+    def round(self, state, now):
+        ROUNDS.append(now.index)
+        return super().round(state, now)
+
+    def weigh(self, reply, zoo):
+        return float(reply.weight ** (1 / len(ROUNDS)))
+'''
 DRAWS_GLOBALLY = '''
 from dataclasses import dataclass, replace
 import torch
@@ -80,6 +97,7 @@ def test_an_outside_method_in_one_file_keeps_every_promise(place, potluck):
     ("name", "text", "promise", "how"),
     [
         ("KeepsState", KEEPS_STATE, "It keeps nothing on itself", "it keeps state on itself"),
+        ("KeepsStateElsewhere", KEEPS_STATE_ELSEWHERE, "It keeps nothing on itself", "the same object gives another"),
         ("DrawsGlobally", DRAWS_GLOBALLY, "It draws only from", "depends on a global random generator"),
         ("EditsState", EDITS_STATE, "A round returns a new state", "the very state that it was given"),
     ],

@@ -287,7 +287,7 @@ def test_a_loss_that_cannot_be_looked_into_is_not_captured():
         *(net, rows(), LOCAL, 0.1, lambda net, batch: functional.cross_entropy(net(batch["x"]), batch["y"])),
         *((), stream(0, "rows"), trainable_weights(net)),
     )
-    with pytest.raises(TypeError, match="a function is no value"):
+    with pytest.raises(TypeError, match="a function in a loss or edit may hold hidden numbers"):
         made_trainers().find(hidden, False)
 
 

@@ -1,4 +1,4 @@
-"""The gate: FAULTS 8 and 9, line by line. What is refused is named, left out, and counted."""
+"""The gate: replies that do not fit or are not finite, one by one. What is refused is named, left out and counted."""
 
 import json
 import re
@@ -36,12 +36,12 @@ REFUSED = {
     "-inf": "'head.weight' is not finite",
     "weight 0": r"weight 0 is not in \(0, 1e\+09\]",
     "weight -5": r"weight -5 is not in \(0, 1e\+09\]",
-    "weight nan": "weight nan is no finite number",
-    "weight inf": "weight inf is no finite number",
+    "weight nan": "weight nan is not a finite number",
+    "weight inf": "weight inf is not a finite number",
     "weight 1e18": r"weight 1e\+18 is not in \(0, 1e\+09\]",
-    "weight true": "weight True is no finite number",
-    "weight text": "weight '12' is no finite number",
-    "weight none": "weight None is no finite number",
+    "weight true": "weight True is not a finite number",
+    "weight text": "weight '12' is not a finite number",
+    "weight none": "weight None is not a finite number",
 }
 FAILED = ["text", "numbers", "nothing"]
 

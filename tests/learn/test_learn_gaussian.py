@@ -28,9 +28,10 @@ def protected(mechanism, sent, came, rng=RNG, **more):
     return mechanism(task, Reply({"model": came}, **more), ZOO, rng)
 
 
-def test_a_long_update_is_scaled_down_to_the_clip():
-    found = GaussianMechanism(1.0, 0.0).clip_and_blur(torch.tensor([3.0, 4.0, 0.0]).double(), RNG)
-    assert found.tolist() == pytest.approx([0.6, 0.8, 0])
+@pytest.mark.parametrize("clip", [1.0, 4.9])
+def test_an_update_longer_than_the_clip_is_scaled_down_to_it(clip):
+    found = GaussianMechanism(clip, 0.0).clip_and_blur(torch.tensor([3.0, 4.0, 0.0]).double(), RNG)
+    assert found.tolist() == pytest.approx([0.6 * clip, 0.8 * clip, 0])
 
 
 def test_a_short_update_stays_as_it_is():
@@ -94,7 +95,7 @@ def test_a_reply_without_a_model_is_let_through():
 
 
 def test_arrays_beside_models_and_models_from_nowhere_are_refused():
-    with pytest.raises(PermissionError, match="'scores' is no part of one"):
+    with pytest.raises(PermissionError, match="'scores' is not part of one"):
         protected(GaussianMechanism(1.0, 1.0), zeros(), zeros(), arrays={"scores": torch.ones(2)})
     with pytest.raises(PermissionError, match="none was sent"):
         protected(GaussianMechanism(1.0, 1.0), Newborn(SPEC), zeros())

@@ -11,7 +11,7 @@ from torch import nn
 from potluck.core import Examples
 from potluck.learn import Classify, Regress, Tag
 from potluck.learn.losses import IGNORED
-from potluck.learn.metrics import class_f1, entities, f1, joined, matthews, moments, pearson
+from potluck.learn.metrics import class_f1, entities, f1, matthews, merge_moments, moments, pearson
 from potluck.learn.problems import SquaredError
 
 
@@ -89,7 +89,7 @@ def test_moments_of_parts_join_to_those_of_all_even_far_from_zero():
     true = 1e7 + rng.normal(size=500)
     said = true + rng.normal(size=500)
     parts = [moments(said[at : at + 77].tolist(), true[at : at + 77].tolist()) for at in range(0, 500, 77)]
-    assert pearson(joined([moments([], []), *parts])) == pytest.approx(np.corrcoef(said, true)[0, 1], abs=1e-9)
+    assert pearson(merge_moments([moments([], []), *parts])) == pytest.approx(np.corrcoef(said, true)[0, 1], abs=1e-9)
 
 
 def test_a_number_is_learned_by_its_squared_error_and_judged_by_pearson():

@@ -41,7 +41,7 @@ def test_a_batch_in_which_nothing_counts_has_no_loss():
 
 
 def test_lm1_holds_for_every_token():
-    """METHODS LM-1: scores [2, -1, 5], tokens 0 and 1 owned, token 0 right: 0.169846."""
+    """Logits [2, -1, 5], tokens 0 and 1 owned, token 0 right: 0.169846."""
     batch = {"x": torch.tensor([[[2.0, -1.0, 5.0]] * 2]), "y": torch.tensor([[0, 0]])}
     assert MaskedCrossEntropy(class_mask([0, 1], 3))(Scores(), batch).item() == pytest.approx(0.169846, abs=1e-6)
 

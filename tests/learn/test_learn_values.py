@@ -20,7 +20,7 @@ from potluck.learn import (
 
 
 def test_fp1_the_pull_is_the_gradient_of_the_penalty():
-    """METHODS FP-1: w = [1, 2], x = [0, 0], mu = 0.1: penalty 0.25, gradient [0.1, 0.2]."""
+    """w = [1, 2], x = [0, 0], mu = 0.1: penalty 0.25, gradient [0.1, 0.2]."""
     w, x = torch.tensor([1.0, 2.0], requires_grad=True), torch.zeros(2)
     penalty = 0.1 / 2 * (w - x).square().sum()
     assert penalty.item() == pytest.approx(0.25)
@@ -158,5 +158,5 @@ def test_a_value_can_have_other_tensors_in_the_same_places():
 
 
 def test_what_may_hide_numbers_is_refused():
-    with pytest.raises(TypeError, match="a function is no value that can be looked into"):
+    with pytest.raises(TypeError, match="a function in a loss or edit may hold hidden numbers"):
         structure_key(lambda net, batch: None)

@@ -51,15 +51,13 @@ def vectors(**named):
 # Two gradients
 
 
-def test_fi1_the_projection_takes_out_what_points_against_the_main_gradient():
-    """METHODS FI-1."""
+def test_the_projection_takes_out_what_points_against_the_main_gradient():
     main = vectors(m=[1.0, 0.0])
     assert ProjectGradients()(main, vectors(m=[-2.0, 1.0]))["m"].tolist() == [0, 1]
     assert ProjectGradients()(main, vectors(m=[2.0, 1.0]))["m"].tolist() == [2, 1]
 
 
-def test_fi2_the_sum_is_no_projection():
-    """METHODS FI-2."""
+def test_the_sum_is_no_projection():
     main = vectors(m=[1.0, 0.0])
     found = SumGradients()(main, vectors(m=[-2.0, 1.0]))["m"]
     assert found.tolist() == [-1.5, 1]
@@ -113,7 +111,7 @@ class Same(nn.Module):
 
 
 def test_fi4_the_lent_loss_is_the_mean_squared_error_over_samples_and_entries():
-    """METHODS FI-4: (1 + 0 + 0 + 4) / 4."""
+    """(1 + 0 + 0 + 4) / 4."""
     lent = LentFeatures(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[0.0, 2.0], [3.0, 2.0]]))
     assert lent(Same(), {}).item() == 1.25
 

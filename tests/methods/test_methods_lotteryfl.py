@@ -32,7 +32,7 @@ def test_in_a_round_a_weight_that_nobody_kept_stays_and_biases_are_plain_means()
             value = float(device.data.column("x")[0, 0])
             sent = task.models["model"]
             arrays = {name: torch.full_like(tensor, value) for name, tensor in sent.arrays.items()}
-            left = {name: torch.ones(len(sent.arrays[name]), dtype=torch.bool) for name in self.held(device)}
+            left = {name: torch.ones(len(sent.arrays[name]), dtype=torch.bool) for name in self.own_masks(device)}
             return Reply({"model": Model(sent.spec, arrays)}, left)
 
     networks = zoo(hidden=2, depth=1)

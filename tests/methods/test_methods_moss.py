@@ -1,4 +1,4 @@
-"""Moss by the numbers of METHODS 14: tiers are averaged, teach proxies, and learn from their average.
+"""Moss by hand-computed numbers: tiers are averaged, teach proxies, and learn from their average.
 
 Networks here are MLPs of two inputs, one unit a layer and two classes.
 """

@@ -91,9 +91,9 @@ def test_a_head_has_rows_for_its_client_s_labels_and_never_predicts_another():
 def test_what_cannot_go_with_private_heads_is_refused():
     with pytest.raises(ValueError, match='private = "head" needs profile = "paper"'):
         InclusiveFL(private="head", profile="code")
-    with pytest.raises(SettingsError, match=r"goes without method\.label_mask"):
+    with pytest.raises(SettingsError, match=r"excludes method\.label_mask = true.* Set method\.label_mask = false"):
         AllLarge(private="head", label_mask=True).check(zoo(2))
-    with pytest.raises(SettingsError, match="static batch norm to be scored by batches"):
+    with pytest.raises(SettingsError, match=r"with static batch norm .*; set method\.bn_eval = "):
         AllLarge(private="head").check(zoo(2, norm="static"))
     AllLarge(private="head", bn_eval="batch").check(zoo(2, norm="static"))
 

@@ -12,7 +12,7 @@ from potluck.core import Examples, FitRequest, Local, Model, Newborn, SettingsEr
 from potluck.learn import CrossEntropy, FitJob, run_fit, trainable_weights
 from potluck.methods import TailorFL
 from potluck.methods.bases.unit_importance import taylor_importance, top_units
-from potluck.methods.tailorfl import inputs, jaccard, neighbour_counts, swap_units
+from potluck.methods.tailorfl import input_shares, jaccard, neighbour_counts, swap_units
 from potluck.models import ModelZoo, make_spec, tier_spec
 
 
@@ -146,7 +146,7 @@ def test_every_device_is_tuned_by_what_the_others_held_before():
 def test_an_embedding_table_has_no_inputs_to_scale():
     full = make_spec("transformer", input=(6,), classes=12, depth=1)
     networks = ModelZoo(full, [Tier("half", 1.0, 0.5, None, tier_spec(full, 0.5, None))])
-    found = inputs(networks.tiers[0].spec, networks)
+    found = input_shares(networks.tiers[0].spec, networks)
     net = networks.build(Newborn(full), stream(0, "net"))
     tables = {f"{place}.weight" for place, layer in net.named_modules() if isinstance(layer, nn.Embedding)}
     assert tables

@@ -1,4 +1,4 @@
-"""Moss: pairs of taps, Loc and Deg, and the loss of features, by the numbers of METHODS 14."""
+"""Moss: pairs of taps, Loc and Deg, and the loss of features, by hand-computed numbers."""
 
 from dataclasses import replace
 
@@ -57,7 +57,7 @@ def test_ms5_deg_sums_to_one_and_loc_lies_between_0_and_6():
 
 
 def test_the_size_of_a_matching_from_resnet18_to_lenet():
-    """METHODS 14.3: Loc 513, Deg 262,656 and r 8,704 numbers for the pair of the last taps; here for two of LeNet's."""
+    """Loc 513, Deg 262,656 and r 8,704 numbers for the pair of the last taps; here for two of LeNet's."""
     teacher = tuple(Tap(f"{c}", c, 4, 4) for c in (64, 128, 256, 512))
     meta, transforms = FeatureMatching(teacher, (Tap("a", 6, 14, 14), Tap("b", 16, 5, 5))).initial(stream(0))
     assert sum(meta[f"loc.3.{key}"].numel() for key in ("weight", "bias")) == 2 * 513

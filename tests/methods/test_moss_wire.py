@@ -1,4 +1,4 @@
-"""Moss: transfers (WIRE), bilevel training of meta-networks, and fidelity (FILE), by the numbers of METHODS 14."""
+"""Moss: transfers (WIRE), bilevel training of meta-networks, and fidelity (FILE), by hand-computed numbers."""
 
 import warnings
 
@@ -136,7 +136,7 @@ def test_the_gradient_of_meta_networks_is_the_finite_difference(layers):
 
 
 def test_simulated_steps_leave_the_student_where_its_own_step_took_it():
-    """MS-4, step five: only meta-networks learn from simulated steps."""
+    """After the steps ahead the student is put back: only meta-networks learn from simulated steps."""
     results = []
     for meta_lr in (0.0, 0.5):
         made = transfer(WireSettings(lr=0.1, epochs=1, batch=12, meta_lr=meta_lr))

@@ -156,8 +156,8 @@ def test_all_units_in_another_order_compute_the_same_layer_norms_included(name):
 @pytest.mark.parametrize(
     ("units", "rows"),
     [
-        pytest.param([0, 1], [0, 1, 4, 5], id="HF-3: the first half of each head"),
-        pytest.param([1, 2], [1, 2, 5, 6], id="RX-5: half of each head, rolled by one"),
+        pytest.param([0, 1], [0, 1, 4, 5], id="the first half of each head"),
+        pytest.param([1, 2], [1, 2, 5, 6], id="half of each head, rolled by one"),
         pytest.param([3, 0], [3, 0, 7, 4], id="rolled around the end of each head"),
     ],
 )

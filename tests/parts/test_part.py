@@ -21,7 +21,7 @@ def test_a_window_that_wraps_keeps_its_order():
 
 
 def test_heads_are_cut_each_for_itself():
-    """HF-3: two heads of four units, half of each."""
+    """Two heads of four units, half of each."""
     held = part({"q": (Axis("head", 4, outer=2),)}, lambda axis: [0, 1])
     assert held.take({"q": torch.arange(8)})["q"].tolist() == [0, 1, 4, 5]
 

@@ -21,7 +21,7 @@ def stepped(rule, steps, start=0.0):
 @pytest.mark.parametrize(
     ("rule", "expected"),
     [(Adam, (0.0990099, 0.2236146)), (Yogi, (0.0990099, 0.2231196)), (Adagrad, (0.0099900, 0.0225008))],
-    ids=["SO-1", "SO-2", "SO-3"],
+    ids=["adam", "yogi", "adagrad"],
 )
 def test_adaptive_rules_move_by_the_published_numbers(rule, expected):
     assert stepped(rule(lr=0.1, beta1=0.9, beta2=0.99, tau=1e-3), (1, 0.5)) == pytest.approx(expected, abs=5e-8)

@@ -29,9 +29,9 @@ class Disk:
         return self.files.get(client)
 
     def save(self, recall, version):
-        new = recall.unsaved()
+        new = recall.pack_unsaved()
         self.files |= {client: (version, data) for client, data in new.items()}
-        recall.saved(version)
+        recall.mark_saved(version)
         return sorted(new)
 
 
@@ -108,7 +108,10 @@ def test_a_memory_that_waits_packed_gives_way_to_a_newer_one(disk):
     recall.put({"a": memory(1), "b": memory(2)})
     recall.put({"a": memory(3)})
     assert held(recall.get("a", 2)) == (2, 3.0)
-    assert {name: float(unpack(data)["model"][0]) for name, data in recall.unsaved().items()} == {"a": 3.0, "b": 2.0}
+    assert {name: float(unpack(data)["model"][0]) for name, data in recall.pack_unsaved().items()} == {
+        "a": 3.0,
+        "b": 2.0,
+    }
 
 
 def test_what_was_asked_for_last_stays(disk):
@@ -123,6 +126,6 @@ def test_a_memory_is_the_same_before_and_after_it_was_on_disk(disk):
     """A tuple is a list at once, not only in a run that was resumed; and what no file can hold is refused at once."""
     recall = ClientStateCache(disk.read)
     recall.put({"a": memory(1, places=(1, 2))})
-    assert recall.get("a", 1)[1]["places"] == unpack(recall.unsaved()["a"])["places"] == [1, 2]
+    assert recall.get("a", 1)[1]["places"] == unpack(recall.pack_unsaved()["a"])["places"] == [1, 2]
     with pytest.raises(TypeError):
         recall.put({"b": {"thing": object()}})

@@ -143,7 +143,7 @@ def test_a_method_that_would_run_nowhere_is_refused_and_so_is_a_variant_that_is_
         SettingsError, match=r"'alllarge' runs under no variant; add it to one of the lists of compare\.only"
     ):
         compare(found, tmp_path, [{"name": "fedprox"}, {"name": "alllarge"}], [0], lambda *_: Listener())
-    with pytest.raises(SettingsError, match=r"compare\.only speaks of 'shallow', which is none of compare\.variants"):
+    with pytest.raises(SettingsError, match=r"compare\.only names 'shallow', which is not in compare\.variants"):
         tiny(compare={"variants": {"deep": []}, "only": {"shallow": ["fedprox"]}})
     assert not list(tmp_path.iterdir())
 

@@ -20,7 +20,7 @@ def test_it_names_every_method_once():
 
 @pytest.mark.parametrize("variant", EVERYTHING.compare.variants)
 def test_methods_of_a_group_go_together_with_its_tiers(variant):
-    group = config.changed(EVERYTHING, EVERYTHING.compare.variants[variant], variant)
+    group = config.apply_changes(EVERYTHING, EVERYTHING.compare.variants[variant], variant)
     for method in WANTED:
         if method["name"] in EVERYTHING.compare.only[variant]:
             zoo = assemble(group.with_method(method)).context.zoo

@@ -13,7 +13,7 @@ from potluck.ledger import DamagedRecord, read_run
 from potluck.models import ModelZoo, make_spec
 from potluck.report import read_record, write_report
 from potluck.run import resume, run
-from potluck.run.similarity import cka, plane, staged, stages
+from potluck.run.similarity import cka, plane, stage_features, stages
 
 
 def test_cka_is_one_for_turned_and_stretched_features_and_zero_for_unrelated_ones():
@@ -68,7 +68,7 @@ class Pair(nn.Module):
 
 def test_features_of_maps_are_their_channels_means():
     x = torch.tensor([[[[1.0, 3.0]]], [[[0.0, 2.0]]]])
-    found = staged(DoubleBackward(), Examples({"x": x, "y": torch.tensor([0, 1])}))
+    found = stage_features(DoubleBackward(), Examples({"x": x, "y": torch.tensor([0, 1])}))
     assert {name: features.tolist() for name, features in found.items()} == {"map": [[4.0], [2.0]]}
 
 
@@ -76,7 +76,7 @@ def test_features_of_texts_are_means_over_tokens_that_are_no_padding():
     spec = make_spec("bert", input=(3,), classes=2, depth=1, hidden=4, heads=1, ffn=4, vocab=7, dropout=0.0)
     net = ModelZoo(spec).build(Newborn(spec), stream(0)).eval()
     ids = torch.tensor([[5, 3, 0], [2, 0, 0]])
-    found = staged(net, Examples({"x": ids, "y": torch.tensor([0, 1])}), pad=0)
+    found = stage_features(net, Examples({"x": ids, "y": torch.tensor([0, 1])}), pad=0)
     assert list(found) == ["stem", "body.0", "body"]
     seen = net.body(net.stem(ids)).double()
     torch.testing.assert_close(found["body"], torch.stack([seen[0, :2].mean(0), seen[1, 0]]))
@@ -123,7 +123,7 @@ def test_heads_that_clients_keep_are_not_missed(tmp_path):
 def test_where_the_server_has_no_models_that_is_said(tmp_path):
     watch = Listener()
     run(tiny(score={"features": True}, method={"name": "local"}), tmp_path / "run", watch=watch)
-    assert watch.warnings == ["score.features: the server has no models, or no test rows, to look at"]
+    assert watch.warnings == ["score.features: the server has no models, or no test rows, to compare"]
     assert not (tmp_path / "run" / "features.json").exists()
 
 

@@ -163,7 +163,7 @@ def test_a_promise_for_a_run_is_not_stretched_by_resuming(tmp_path):
 def test_methods_that_upload_more_than_models_are_refused_before_round_0(name):
     method = {"name": name} | ({"label_mask": False} if hasattr(METHODS[name], "label_mask") else {})
     tiers = WIDE if name in ("tailorfl", "fedmask") else [{"name": "all"}]
-    with pytest.raises(SettingsError, match=r"^\[privacy\] puts noise on updates of models; [\w-]+'s clients also"):
+    with pytest.raises(SettingsError, match=r"^\[privacy\] adds noise to model updates; [\w-]+'s clients also"):
         assemble(tiny(privacy=NOISY, data=PUBLIC, method=method, tier=tiers))
 
 
@@ -173,7 +173,7 @@ def test_every_method_is_either_refused_or_uploads_models_alone():
 
 
 def test_label_masks_and_batch_statistics_are_refused():
-    with pytest.raises(SettingsError, match=r"method.label_mask: it tells the server a client's labels"):
+    with pytest.raises(SettingsError, match=r"method.label_mask: it shows the server a client's labels"):
         assemble(noisy({"name": "fedavg", "label_mask": True}))
     for norm in ("running", "static"):
         with pytest.raises(SettingsError, match=r"batch norm gathers statistics .* set norm = \"group\""):
@@ -212,17 +212,17 @@ def test_what_slips_past_the_door_does_not_leave_the_device(tmp_path):
     one = noisy(rounds=1, run={"engine": "serial", "quorum": 0}, tier=[{"name": "all"}], method=None)
     result = run(one, tmp_path / "run", method=Talker(local=one.local))
     reasons = {line["reason"] for line in events(result.folder, "task")}
-    assert reasons == {"failed: PermissionError: [privacy] lets models leave a device, and 'rows' is no part of one"}
+    assert reasons == {"failed: PermissionError: [privacy] lets only models leave a device; 'rows' is not part of one"}
     assert result.privacy["uploads"] == 0
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"noise": 1.0, "epsilon": 1.0}, "privacy.noise and privacy.epsilon are two ways to say one thing"),
+        ({"noise": 1.0, "epsilon": 1.0}, "privacy.noise and privacy.epsilon exclude each other"),
         ({"noise": 0.0}, "privacy.noise = 0.0 must be from 1e-6 to 1e6"),
         ({"epsilon": -1.0}, "privacy.epsilon = -1.0 must be from 1e-6 to 1e6"),
-        ({"clip": math.inf}, r"\[privacy\] clip = inf is no finite number"),
+        ({"clip": math.inf}, r"\[privacy\] clip = inf is not a finite number"),
         ({"delta": 1.0}, "privacy.delta = 1.0 must be above 0 and below 1"),
         ({"sigma": 1.0}, "no setting 'sigma'"),
     ],
@@ -242,7 +242,7 @@ def test_without_the_extra_only_runs_with_noise_are_refused(monkeypatch, tmp_pat
 
     epsilon.cache_clear()
     monkeypatch.setattr(importlib, "import_module", bare)
-    with pytest.raises(SettingsError, match=r"^\[privacy\] needs dp-accounting .*: pip install 'potluck\[privacy\]'$"):
+    with pytest.raises(SettingsError, match=r"needs the package dp-accounting: pip install 'potluck\[privacy\]'$"):
         assemble(noisy())
     assert run(tiny(rounds=1), tmp_path / "run").rounds == 1
 

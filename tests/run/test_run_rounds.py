@@ -275,7 +275,7 @@ def test_training_that_cannot_be_captured_is_told_once_and_runs_all_the_same(tmp
     monkeypatch.setitem(ENGINES, "serial", Graphs)
     listener = Listener()
     made = run(tiny(method=WHOLE), tmp_path / "graphs", method=Hidden(local=tiny().local), watch=listener)
-    said = "some local training is not captured as a CUDA graph and runs step by step: a function is no value"
+    said = "some local training is not captured as a CUDA graph and runs step by step: a function in a loss or edit"
     assert [text.startswith(said) for text in listener.warnings] == [True]
     assert [event["text"] for event in events(tmp_path / "graphs", "warning")] == listener.warnings
     assert made.weights_sha256 == alone.weights_sha256

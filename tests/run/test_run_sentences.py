@@ -160,7 +160,7 @@ def test_the_progress_line_names_the_score():
     ("data", "changes", "said"),
     [
         ({"metric": "accuracy"}, {"label": float}, "data.metric = 'accuracy', but data"),
-        ({}, {"run": {"stop_at": {"f1": 0.5}}}, "run.stop_at knows accuracy, which this data is judged by, not f1."),
+        ({}, {"run": {"stop_at": {"f1": 0.5}}}, "run.stop_at names f1, but this data is scored by accuracy; use that."),
         ({}, {"model": {**BERT, "vocab": 5}}, "the network knows 5 tokens, of which 0 is padding"),
         ({}, {"model": {**BERT, "vocab": 99, "pad": 1}}, "of which 1 is padding"),
         ({}, {"model": {**BERT, "output": "tokens"}}, "has rows of tokens, and the model 'bert' does not read them"),
@@ -181,7 +181,7 @@ def test_what_texts_cannot_go_with_is_refused_before_round_0(data, changes, said
 def test_tags_need_scores_of_every_token_and_have_no_matthews(hospitals):
     with pytest.raises(SettingsError, match='such as name = "bert" with output = "tokens"'):
         assemble(hospital(hospitals, model={**BERT, "depth": 3}))
-    with pytest.raises(SettingsError, match="is judged by f1 or accuracy"):
+    with pytest.raises(SettingsError, match="is scored by f1 or accuracy"):
         assemble(
             texts({"name": "tags", "path": str(hospitals), "metric": "matthews"}, model={**BERT, "output": "tokens"})
         )

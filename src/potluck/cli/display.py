@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+
+from potluck.ledger import replace_nonfinite
 
 if TYPE_CHECKING:
     from potluck.report import RunRecord
@@ -154,15 +155,7 @@ def print_comparison(found: Sequence[RunRecord]) -> None:
 
 def print_json(value: Any) -> None:
     """Prints one line of JSON; a number that is not finite, such as the loss of a diverged run, becomes null."""
-    print(json.dumps(_without_nan(value), allow_nan=False))
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    print(json.dumps(replace_nonfinite(value), allow_nan=False))
 
 
 def print_rows(what: str, rows: list[dict[str, str]]) -> None:

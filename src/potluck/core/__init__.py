@@ -1,4 +1,4 @@
-"""The nouns of a round, and the format in which they travel."""
+"""The data types of a round (client, task, reply, model), and the message format that carries them."""
 
 from potluck.core.axis import Axis, Dimension, Dimensions
 from potluck.core.device import ClientWork, Device, Edit, Fit, FitRequest, Grads, Loss, Memory, Problem, Zoo

@@ -1,4 +1,4 @@
-"""Axis groups: which dimensions of which tensors count the same units."""
+"""Axis groups: which tensor dimensions index the same units (channels, neurons)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TypeAlias
 
 @dataclass(frozen=True)
 class Axis:
-    """One dimension (or a segment of one) that counts the units of a group.
+    """One tensor dimension, or a segment of one, that indexes the units of a group.
 
-    Channels that must travel together share a group: the output rows of a layer, the input columns of the next, the
-    norm between them, both sides of a residual sum. A dimension holds ``outer * size * inner`` entries: `outer` copies
-    one after the other (heads), `inner` entries per unit (a flattened map).
+    Channels that must be kept or removed together share a group: the output rows of a layer, the input columns of the
+    next layer, the norm between them, both sides of a residual sum. A dimension holds ``outer * size * inner`` entries:
+    `outer` copies one after the other (attention heads), `inner` entries per unit (a flattened feature map).
     """
 
     group: str
@@ -26,7 +26,7 @@ class Axis:
 
 
 Dimension: TypeAlias = "Axis | tuple[Axis, ...] | None"
-"""What one dimension of a tensor counts; None: always whole; several axes: segments one after the other (concat)."""
+"""What one tensor dimension indexes. None: it is never cut. Several axes: segments one after the other (concat)."""
 
 Dimensions: TypeAlias = "tuple[Dimension, ...]"
-"""One entry per dimension of a tensor; trailing dimensions may be left out (whole)."""
+"""One entry per dimension of a tensor. Trailing dimensions that are never cut may be left out."""

@@ -1,4 +1,4 @@
-"""What the two halves of a method see: the zoo of networks, and the device a client's half runs on."""
+"""What the server side and the client side of a method see: the zoo of networks, and the client's device."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from potluck.core.round import Reply, Tier, Work
 T = TypeVar("T")
 
 Loss: TypeAlias = Callable[[nn.Module, Batch], Tensor]
-"""A value with a ``__call__``: (net, batch) -> the scalar to descend. A frozen dataclass, never a closure."""
+"""A callable (net, batch) -> scalar loss. It must be a frozen dataclass with ``__call__``, not a closure."""
 
 Grads: TypeAlias = Mapping[str, Tensor]
 Edit: TypeAlias = Callable[[Grads, Mapping[str, Tensor]], Grads]
-"""A correction inside the local loop, a value too: (gradients, live weights), both by name -> gradients."""
+"""Corrects gradients in each local step: (gradients, live weights), both by name -> gradients. A frozen dataclass."""
 
 Memory: TypeAlias = MutableMapping[str, Any]
-"""What a client remembers between rounds: Model, Arrays, tensors, plain values or mappings of these."""
+"""What a client keeps between rounds: Model, Arrays, tensors, plain values or mappings of these."""
 
 
 @dataclass(frozen=True, eq=False)
 class FitRequest:
-    """What a client wants trained. A verb yields it, and the engine decides how to run it."""
+    """A request for local training. A verb yields it, and the engine decides how to run it."""
 
     model: Model | nn.Module
-    """The model to start from, or a network that the device built before: that one is trained in place."""
+    """The model to start from, or a network that the device built before, which is then trained in place."""
     examples: Examples
     local: Local
     loss: Loss | None = None
-    """None: the problem's own."""
+    """None: the loss of the problem."""
     edits: Sequence[Edit] = ()
     want_gradient: bool = False
-    """Whether the result tells the mean raw gradient."""
+    """Whether the result contains the mean gradient before edits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,22 +51,22 @@ class Fit:
     """The network that was trained."""
     steps: int
     samples: int
-    """Rows seen, counted with repetition."""
+    """Training samples processed, with repetition."""
     lr: float
     loss: float
-    """Mean training loss over the steps; NaN when there was no step."""
+    """Mean training loss over the steps; NaN if there was no step."""
     last: Tensor
-    """Rows of the last batch."""
+    """Row indices of the last batch."""
     gradient: Arrays | None = None
-    """Mean raw gradient over the steps, if it was asked for."""
+    """Mean gradient before edits, over all steps; None unless it was requested."""
 
 
 ClientWork: TypeAlias = "Generator[FitRequest, Fit, Reply]"
-"""What a client does under a verb that trains: it yields requests, gets the results, and returns its reply."""
+"""A client's verb that trains: a generator that yields fit requests, receives the results, and returns its reply."""
 
 
 class Zoo(Protocol):
-    """The networks of a federation: how to build, cut and price them."""
+    """The networks of a federation: builds them, cuts them, and computes their cost."""
 
     @property
     def full(self) -> Spec:
@@ -74,11 +74,11 @@ class Zoo(Protocol):
 
     @property
     def tiers(self) -> Sequence[Tier]:
-        """Every tier, smallest network first."""
+        """All tiers, smallest network first."""
 
     @property
     def public(self) -> int:
-        """Rows of the public set that these networks can be asked about; 0: there is none."""
+        """The number of rows in the public data set; 0: there is none."""
 
     def __hash__(self) -> int: ...
     def build(self, model: Model, rng: torch.Generator | None = None) -> nn.Module: ...
@@ -96,24 +96,24 @@ class Zoo(Protocol):
 
 
 class Problem(Protocol):
-    """What is learned: the loss to descend and the tally to keep."""
+    """The learning problem: its training loss, and how models are scored."""
 
     @property
     def loss(self) -> Loss: ...
 
     @property
     def metric(self) -> str:
-        """The name of the score that counts."""
+        """The name of the main score."""
 
     def tally(self, net: nn.Module, examples: Examples, owned: Sequence[int] | None = None) -> dict[str, Any]:
-        """Counts on these examples that add up over examples and devices; only `owned` classes, if given, compete."""
+        """Counts on these examples, which can be added over devices. With `owned`, other classes have logit 0."""
 
     def scores(self, tallies: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        """Scores made of many tallies."""
+        """The scores computed from several tallies."""
 
 
 class Device(Protocol):
-    """What a client's half sees of the world."""
+    """What the client side of a method sees: its data, its memory, and the networks it can build."""
 
     @property
     def client(self) -> str: ...
@@ -136,26 +136,26 @@ class Device(Protocol):
 
     @property
     def labels(self) -> Sequence[int]:
-        """Classes this client owns."""
+        """The classes that occur in this client's data."""
 
     @property
     def rng(self) -> torch.Generator:
-        """This task's own stream."""
+        """The random generator of this task."""
 
     def build(self, model: Model) -> nn.Module:
-        """A live network with these numbers; on a device, the same network object serves task after task."""
+        """A live network with these weights. The device uses the same network object for task after task."""
 
     def cached(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What was made here under this key before, or is made now. No result may depend on it."""
+        """The object cached under this key; `make` creates it the first time. No result may depend on the cache."""
 
     def snapshot(self, net: nn.Module) -> Arrays:
-        """A copy of a live network's tensors, to put into a reply or into memory."""
+        """A copy of a live network's tensors, for a reply or for the memory."""
 
     def gather_statistics(self, net: nn.Module, examples: Examples, batch: int) -> int:
-        """Passes over examples in training mode without learning, for batch norm; the number of batches."""
+        """Gathers batch norm statistics in one pass in training mode, without gradients; returns its batches."""
 
     def predict(self, net: nn.Module, examples: Examples) -> Tensor:
-        """A network's logits for every row, as in evaluation."""
+        """A network's logits for every row, in evaluation mode."""
 
     def charge(self, flops: int, memory: int) -> None:
-        """Counts work that a verb does in a loop of its own; fits, statistics and predictions are counted anyway."""
+        """Adds the cost of a verb's own computation. Fits, statistics and predictions are counted without this."""

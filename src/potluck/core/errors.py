@@ -1,37 +1,37 @@
-"""Errors that a person caused or can mend: one line each, and a distinct exit code."""
+"""Errors that a user can correct: a message of one line, and an exit code for each kind."""
 
 from __future__ import annotations
 
 
 class UserError(Exception):
-    """Something a person can mend. The message names what was asked, what was found, what to do."""
+    """An error that a user can correct. The message says what was asked, what was found, and what to do."""
 
     exit_code = 1
 
 
 class SettingsError(UserError):
-    """A setting that is missing, misspelt, of the wrong type or at odds with another."""
+    """A setting that is missing, misspelt, of the wrong type, or in conflict with another setting."""
 
     exit_code = 2
 
 
 class InputError(UserError):
-    """A file that cannot be read as what it should be."""
+    """A file that cannot be read, or that has the wrong content."""
 
     exit_code = 3
 
 
 class QuorumError(UserError):
-    """Too few clients answered, again and again."""
+    """Too few clients answered, in every attempt at a round."""
 
     exit_code = 5
 
 
 class ResourceError(UserError):
-    """The machine lacks something: disk, a port, a lock, memory."""
+    """The machine lacks a resource: disk space, a port, a lock, memory, a GPU."""
 
     exit_code = 6
 
 
 class Skip(Exception):
-    """Raised by a client's half that has nothing to do; the client is absent, with this note in the ledger."""
+    """Raised on the client side if there is nothing to do. The client counts as absent; the ledger says why."""

@@ -1,4 +1,4 @@
-"""Examples: columns of equal length, and which rows of them are meant."""
+"""Examples: columns of equal length, and a selection of their rows."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ Prepare: TypeAlias = Callable[[dict[str, Tensor]], Batch]
 
 
 class Augmentation(Protocol):
-    """Random changes to batches, in training alone: drawn first, then applied, so that an engine can draw ahead."""
+    """Random changes to training batches. They are drawn first and applied later, so an engine can draw ahead."""
 
     def draw(self, count: int, rng: torch.Generator) -> Tensor:
-        """The dice of so many rows, one row each."""
+        """Random numbers for `count` rows, one row of them for each."""
 
     def __call__(self, batch: Batch, drawn: Tensor) -> Batch:
-        """A batch as stored, changed as the dice say."""
+        """The stored batch, changed according to the random numbers `drawn`."""
 
 
 class Examples:
-    """Rows of a data set: shared columns, an own list of rows, gathered only when asked for.
+    """Some rows of a data set: columns shared with others, and a list of row numbers. Batches are gathered on request.
 
-    ``examples[rows]`` is a batch; ``examples.pick(rows)`` is again `Examples` and copies nothing but the row numbers.
-    Columns are named; ``x`` is the input and ``y`` the label wherever a problem does not say otherwise. `prepare` turns
-    a gathered batch into what a network wants (bytes into scaled floats). `augment` changes batches at random
-    in training.
+    ``examples[rows]`` is a batch; ``examples.pick(rows)`` is again `Examples` and copies only the row numbers.
+    Columns are named: ``x`` is the input and ``y`` the label, unless a problem says otherwise. `prepare` turns a batch
+    into the input of a network (bytes into scaled floats). `augment` changes training batches at random.
     """
 
     __slots__ = ("augment", "columns", "prepare", "rows")
@@ -58,7 +57,7 @@ class Examples:
         return self.batch(rows)
 
     def batch(self, rows: Tensor | slice, drawn: Tensor | None = None) -> Batch:
-        """The batch of these rows, varied as the dice say, if there are any, and prepared."""
+        """The batch of these rows: augmented with the random numbers `drawn`, if given, then prepared."""
         if self.rows is not None:
             rows = self.rows[rows]
         elif isinstance(rows, Tensor):
@@ -72,8 +71,8 @@ class Examples:
         return self.prepare(batch) if self.prepare else batch
 
     def pick(self, rows: Tensor) -> Examples:
-        """These rows of these rows, sharing the columns."""
-        picked = Examples.__new__(Examples)  # the columns are known to agree
+        """A selection of these rows, with the same columns; `rows` are positions in this selection."""
+        picked = Examples.__new__(Examples)  # skips the check: these columns have equal length
         picked.columns, picked.prepare, picked.augment = self.columns, self.prepare, self.augment
         where = next(iter(self.columns.values())).device
         picked.rows = rows.to(where) if self.rows is None else self.rows[rows]

@@ -1,4 +1,4 @@
-"""What a method needs of a federation and what it allows: the facts by which one chooses."""
+"""What a method needs from a federation and what it allows, so that users can choose a method."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from potluck.core.plain import EMPTY
 
 @dataclass(frozen=True)
 class Facts:
-    """Declared by every method, under its settings, as `facts`; the contract suite holds each to its word."""
+    """Every method declares these as `facts`; they may depend on its settings. The contract tests check them."""
 
     networks: Literal["one", "width", "depth", "any"] = "one"
-    """What devices may train: all the same network; narrow or shallow parts of one; networks of any architecture."""
+    """What devices train: all the same network; narrower or shallower parts of one; networks of any architecture."""
     public: Literal["none", "inputs", "labels"] = "none"
-    """Public rows that it needs: none; rows without labels; labelled ones."""
+    """The public data that it needs: none, inputs without labels, or inputs with labels."""
     unlabelled: bool = False
-    """Whether public rows without labels do as well, where it would use labels."""
+    """Whether a method with ``public = "labels"`` also works with public rows that have no labels."""
     memory: bool = False
-    """Whether clients keep something from round to round."""
+    """Whether clients keep a memory from round to round."""
     larger: bool = False
-    """Whether the server's model may be larger than any client's, and is trained all over."""
+    """Whether the server's model may be larger than every client's, with all of it still trained."""
     sums: bool = True
-    """Whether the server needs no more than sums over clients of what they upload, as secure aggregation gives."""
+    """Whether the server needs only the sum of the clients' uploads, so that secure aggregation is possible."""
     bound: bool = False
-    """Whether it is a reference that ignores what devices can carry: shown beside the others, never ranked."""
+    """Whether it is a reference that ignores the limits of devices. Reports show it but do not rank it."""
 
 
 def facts_of(method: object) -> Facts | None:
-    """What a method (under its settings) declares; None where it declares nothing."""
+    """The facts that a method declares under its settings; None if it declares none."""
     found = getattr(method, "facts", None)
     return found if isinstance(found, Facts) else None
 
 
 @dataclass(frozen=True)
 class ContractSettings:
-    """Settings under which the contract suite tries a method. A class declares them as `contract`; all are optional."""
+    """Settings for the contract tests of a method. Its class declares them as `contract`; all are optional."""
 
     as_fedavg: Mapping[str, Any] | None = None
-    """With these settings, on equal devices, the method is FedAvg; None: never, and `why_not` says why."""
+    """With these settings and equal devices the method equals FedAvg. None: it never does, and `why_not` says why."""
     why_not: str = ""
     within: float = 0.0
-    """How far its weights may then be from FedAvg's; 0: they are equal bit for bit."""
+    """The largest difference from FedAvg's weights in that case; 0: they are equal bit for bit."""
     local: Mapping[str, Any] | None = None
-    """How clients must train for that, where it matters."""
+    """The local training for which this holds; None: any."""
     rounds: int = 2
-    """For how many rounds it is FedAvg."""
+    """The number of rounds for which it equals FedAvg."""
     idle: Mapping[str, Any] = EMPTY
-    """With these settings the server itself trains nothing."""
+    """With these settings the server does no training of its own."""
     quick: Mapping[str, Any] = EMPTY
-    """With these settings the server itself trains little."""
+    """With these settings the server does little training of its own, so that tests are fast."""
     tiers: Literal["depth", "width"] | None = None
-    """What tiers differ in where the method is tried; None: in width if its facts say so, else in depth."""
+    """How tiers differ in the tests. None: in width if `facts.networks` is "width", else in depth."""

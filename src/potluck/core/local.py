@@ -1,4 +1,4 @@
-"""Local training as settings: how a client fits its model in one round."""
+"""The settings of local training: how a client trains its model in one round."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ class Local:
     lr: float = 0.1
     epochs: int = 1
     steps: int | None = None
-    """Exactly this many optimiser steps instead of whole epochs; rows are reshuffled when they run out."""
+    """This many optimiser steps instead of whole epochs. Rows are shuffled again after each pass over the data."""
     batch: int = 16
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float | None = None
-    """Scale the gradient down to this norm when it is longer."""
+    """The largest norm of the gradient; a longer one is scaled down."""
     optimiser: Literal["sgd", "adam"] = "sgd"
     betas: tuple[float, float] = (0.9, 0.999)
     """Adam only."""
     eps: float = 1e-8
     """Adam only."""
     schedule: Literal["constant", "steps", "cosine"] = "constant"
-    """How the learning rate follows the round: never; times `factor` from each milestone on; down a half cosine."""
+    """The learning rate over rounds: constant; multiplied by `factor` at each milestone; half a cosine down to zero."""
     milestones: tuple[int, ...] = ()
     factor: float = 0.1
     horizon: int = 100
@@ -63,7 +63,7 @@ class Local:
         return self.lr
 
     def count(self, samples: int) -> int:
-        """Optimiser steps on this many samples."""
+        """The number of optimiser steps on this many samples."""
         if samples == 0:
             return 0
         return self.steps if self.steps is not None else self.epochs * math.ceil(samples / self.batch)

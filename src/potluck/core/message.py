@@ -1,7 +1,7 @@
-"""The message format: one JSON head and one safetensors body. Nothing is ever pickled.
+"""The message format: a JSON head and a safetensors body. Nothing is pickled.
 
-``pack`` takes the nouns of a round and any nesting of mappings, lists, tensors and plain values. Tensors leave the tree
-for the body; truth values are packed eight to a byte. ``unpack`` checks every length before it believes it.
+``pack`` takes tasks, replies, models, costs, and any nesting of mappings, lists, tensors and plain values. Tensors go
+into the body; booleans take one bit each. ``unpack`` checks every length before it uses it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAGIC = b"potluck1"
 MOST_BYTES = 2 << 30
 MOST_NAMES = 100_000
 KEPT_HERE = frozenset({"expects"})
-"""Fields of a task that never leave the server."""
+"""Fields of a task that stay on the server."""
 _DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -39,7 +39,7 @@ _DTYPES = {
 
 
 class MessageError(ValueError):
-    """Bytes that are not a message of ours, or one that is too large."""
+    """Bytes that are not a Potluck message, or a message that is too large."""
 
 
 def pack(value: Any) -> bytes:
@@ -50,22 +50,22 @@ def pack(value: Any) -> bytes:
 
 
 def split_tensors(value: Any, once: bool = False) -> tuple[Any, dict[str, Tensor]]:
-    """A value as what JSON can say of it, and its tensors by name.
+    """Splits a value into plain JSON values and its tensors by name.
 
-    With `once`, a tensor that occurs twice is there once, and comes back as one tensor.
+    With `once`, a tensor that occurs twice is stored once, and comes back as one tensor.
     """
     body = _Body(once)
     return _encode(value, body), body.tensors
 
 
 def detach_all(value: Any) -> Any:
-    """A value as it would come back from bytes, its tensors the same ones, where they are."""
+    """The value that packing and unpacking would give, but with the same tensors, detached, on their device."""
     body = _Body(near=True)
     return _decode(_encode(value, body), body.tensors)
 
 
 def join_tensors(plain: Any, body: Mapping[str, Tensor]) -> Any:
-    """The value of these two; `MessageError` says what is wrong with others."""
+    """The value that `split_tensors` split; a `MessageError` if the parts are damaged."""
     try:
         return _decode(plain, body)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, OverflowError) as fault:
@@ -73,7 +73,10 @@ def join_tensors(plain: Any, body: Mapping[str, Tensor]) -> Any:
 
 
 class _Body:
-    """The tensors of a value."""
+    """Collects the tensors of a value.
+
+    `near`: tensors stay on their device, and booleans are not packed.
+    """
 
     def __init__(self, once: bool = False, near: bool = False) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -81,14 +84,14 @@ class _Body:
         self._notes: dict[int, tuple[Tensor, dict[str, Any]]] = {}
 
     def store(self, tensor: Tensor) -> dict[str, Any]:
-        """Stores a tensor, and says where."""
+        """Stores a tensor and returns the JSON that refers to it."""
         if not self._once:
-            return self._stored(tensor)
+            return self._add(tensor)
         if id(tensor) not in self._notes:
-            self._notes[id(tensor)] = (tensor, self._stored(tensor))
+            self._notes[id(tensor)] = (tensor, self._add(tensor))
         return self._notes[id(tensor)][1]
 
-    def _stored(self, tensor: Tensor) -> dict[str, Any]:
+    def _add(self, tensor: Tensor) -> dict[str, Any]:
         place: dict[str, Any] = {"$": "tensor", "at": str(len(self.tensors))}
         bits = tensor.dtype is torch.bool
         if not bits and tensor.dtype not in _DTYPES:
@@ -102,7 +105,7 @@ class _Body:
 
 
 def unpack(data: bytes, most: int = MOST_BYTES) -> Any:
-    """The value of these bytes; `MessageError` says what is wrong with others."""
+    """The value that was packed into these bytes; a `MessageError` if they are damaged."""
     if len(data) > most:
         raise MessageError(f"a message of {len(data)} bytes; at most {most} are read")
     if data[:8] != MAGIC or len(data) < 16:
@@ -121,7 +124,7 @@ def unpack(data: bytes, most: int = MOST_BYTES) -> Any:
 
 
 def _encode(value: Any, body: _Body) -> Any:
-    """The JSON of a value, its tensors put into the body."""
+    """The JSON form of a value; its tensors go into the body."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor):

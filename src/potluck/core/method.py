@@ -1,4 +1,4 @@
-"""A method: settings, a server's half, and functions that clients may be asked to run."""
+"""A method: its settings, its server side, and the functions that run on clients."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ F = TypeVar("F", bound=Callable[..., "Reply | ClientWork"])
 
 
 class Method(Protocol[S]):
-    """A frozen dataclass of settings with these functions. What changes lives in the state and in client memories.
+    """A frozen dataclass of settings with these functions. What changes is in the state and in client memories.
 
-    State fields are Model, Arrays, plain values or mappings of these, in a frozen dataclass.
+    The state is a frozen dataclass whose fields are Model, Arrays, plain values or mappings of these.
     """
 
     @property
     def facts(self) -> Facts:
-        """What the method needs of a federation and what it allows."""
+        """What the method needs from a federation and what it allows."""
 
     def init(self, zoo: Zoo, rng: torch.Generator) -> S:
         """The state before the first round."""
@@ -36,37 +36,37 @@ class Method(Protocol[S]):
         """The state after a round."""
 
     def ready(self, state: S, now: Round) -> S:
-        """The state to score: made with tasks of its own where needed, scored, then discarded."""
+        """The state to score. It may need tasks of its own; it is scored and then discarded."""
 
     def serve(self, state: S, client: Client, zoo: Zoo) -> Model | None:
-        """The model this client would use today, as far as the server has it; None: it lives with the client."""
+        """The model that this client would use now, or the server's part of it. None: only the client has it."""
 
     def complete(
         self, served: Model | None, memory: Mapping[str, Any], labels: Sequence[int], zoo: Zoo
     ) -> Model | None:
-        """What the server serves, completed by what the client remembers; None: the client has no model."""
+        """The served model, completed with the client's memory. None: the client has no model."""
 
     def check(self, zoo: Zoo) -> None:
         """Refuses, before round 0, a federation that the method cannot train."""
 
 
 def display_name(method: object) -> str:
-    """What people call a method: the `called` of its class where that has one, as for names that no class can have."""
+    """A method's name for people: its class attribute `called`, or else the name of its class."""
     kind = type(method)
     return str(vars(kind).get("called", kind.__name__))
 
 
 def on_client(verb: F) -> F:
-    """Marks a method's function as one that a client may be asked to run.
+    """Marks a function of a method as a client verb: the server may ask a client to run it.
 
-    It returns a `Reply`. One that trains is a generator: it yields a `FitRequest` for each fit, and gets back a `Fit`.
+    It returns a `Reply`. A verb that trains is a generator: it yields a `FitRequest` and receives a `Fit` for each.
     """
     verb.on_client = True  # type: ignore[attr-defined]
     return verb
 
 
 def answer(method: object, task: Task, device: Device) -> Reply | ClientWork:
-    """The client's whole program: look the verb up, refuse one that is not marked, call it."""
+    """Runs the verb of a task; refuses a function that is not marked with `on_client`."""
     verb = getattr(method, task.verb, None)
     if verb is None or not getattr(verb, "on_client", False):
         raise PermissionError(f"{type(method).__name__} has no client verb '{task.verb}'")
@@ -77,11 +77,11 @@ def answer(method: object, task: Task, device: Device) -> Reply | ClientWork:
 
 
 def trains(method: object, verb: str) -> bool:
-    """Whether a client that runs this verb may ask for fits."""
+    """Whether this verb trains, that is, yields fit requests."""
     return inspect.isgeneratorfunction(getattr(method, verb, None))
 
 
 def settings(method: Any) -> dict[str, Any]:
-    """A method's settings as plain values: JSON in, JSON out, equal again."""
+    """A method's settings as plain values, which survive JSON unchanged."""
     plain: dict[str, Any] = to_plain(dataclasses.asdict(method))
     return plain

@@ -1,4 +1,4 @@
-"""A model at rest: which network, and its numbers."""
+"""A model at rest: which network it is, and its tensors."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Arrays: TypeAlias = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class BufferLayout:
-    """Where tensors lie in one buffer of floats."""
+    """The positions of tensors in one flat float32 buffer."""
 
     entries: tuple[tuple[str, int, tuple[int, ...]], ...]
-    """Each tensor's name, where it begins, and its shape."""
+    """Each tensor's name, offset and shape."""
     channels_last: bool = False
-    """Whether kernels lie with their channels innermost, as some hardware likes them."""
+    """Whether convolution kernels use the channels-last memory format, which is faster on some GPUs."""
 
     @cached_property
     def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -34,21 +34,21 @@ class BufferLayout:
 
     @cached_property
     def nbytes(self) -> int:
-        """Of the tensors, without the gaps between them."""
+        """Bytes of the tensors, without the gaps between them."""
         return sum(4 * math.prod(shape) for _, _, shape in self.entries)
 
     @cached_property
     def views(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...], int]]:
-        """Each tensor's shape, strides and first number."""
+        """Each tensor's shape, strides and offset."""
         return {name: (shape, _strides(shape, self.channels_last), start) for name, start, shape in self.entries}
 
     def cut(self, buffer: Tensor) -> dict[str, Tensor]:
-        """The tensors that lie in a buffer."""
+        """The tensors in a buffer, as views."""
         return {name: buffer.as_strided(*view) for name, view in self.views.items()}
 
 
 def _strides(shape: tuple[int, ...], channels_last: bool) -> tuple[int, ...]:
-    """How far apart neighbours lie in each dimension."""
+    """The strides of a tensor of this shape."""
     if channels_last and len(shape) == 4:
         _, channels, height, width = shape
         return (channels * height * width, 1, width * channels, channels)
@@ -56,7 +56,7 @@ def _strides(shape: tuple[int, ...], channels_last: bool) -> tuple[int, ...]:
 
 
 class FlatArrays(Mapping[str, Tensor]):
-    """Arrays most of which lie in one buffer, so that what is done to all of them alike is done once."""
+    """Arrays that mostly share one flat buffer, so that one operation can treat all of them."""
 
     __slots__ = ("_cut", "buffer", "layout", "others")
 
@@ -65,7 +65,7 @@ class FlatArrays(Mapping[str, Tensor]):
         self._cut: dict[str, Tensor] = {}
 
     def __getitem__(self, name: str) -> Tensor:
-        """A tensor, cut out the first time it is asked for; the same one ever after."""
+        """A tensor; its view is made at the first request and then reused."""
         found = self._cut.get(name)
         if found is None:
             view = self.layout.views.get(name)
@@ -85,15 +85,15 @@ Depth: TypeAlias = "int | tuple[int, ...] | None"
 
 @dataclass(frozen=True)
 class Spec:
-    """Which network to build: a value that can be hashed, compared and written as JSON."""
+    """Which network to build. It can be hashed, compared and written as JSON."""
 
     family: str
     depth: Depth = None
     """Blocks kept; one number per stage where the family has stages. None: all of them."""
     sizes: Mapping[str, int] = EMPTY
-    """Units kept in each axis group. A group that is not named keeps its family's size."""
+    """Units kept in each axis group. A group that is not named has its family's size."""
     options: Mapping[str, Plain] = EMPTY
-    """What the family wants to know: classes, input shape, norm policy."""
+    """Options of the family: classes, input shape, kind of norm."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "depth", freeze(self.depth))
@@ -117,7 +117,7 @@ class Spec:
 
     @property
     def key(self) -> str:
-        """A short name that is equal exactly when the specs are, in every process."""
+        """A short hash: equal for equal specs, in every process."""
         found = self.__dict__.get("_key")
         if found is None:
             found = hashlib.sha256(json.dumps(self.plain(), sort_keys=True).encode()).hexdigest()[:12]
@@ -151,7 +151,7 @@ class Model:
 
 @dataclass(frozen=True, eq=False)
 class Newborn(Model):
-    """A network without tensors yet: the device initialises it, from the run's seed and the client's name."""
+    """A network without tensors. The device initialises it from the run's seed and the client's name."""
 
     arrays: Arrays = field(default=EMPTY, repr=False)
 
@@ -162,14 +162,14 @@ def shapes_of(arrays: Arrays) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
 
 
 def size(arrays: Arrays) -> int:
-    """Bytes of these tensors on the wire; truth values travel eight to a byte."""
+    """Bytes of these tensors in a message; booleans take one bit each."""
     if isinstance(arrays, FlatArrays):
         return arrays.layout.nbytes + size(arrays.others)
     return sum((tensor.numel() + 7) // 8 if tensor.dtype is torch.bool else tensor.nbytes for tensor in arrays.values())
 
 
 def digest(arrays: Arrays) -> str:
-    """SHA-256 over names, shapes and bits: equal exactly when the arrays are."""
+    """SHA-256 over names, dtypes, shapes and bits: equal if and only if the arrays are."""
     total = hashlib.sha256()
     for name in sorted(arrays):
         tensor = arrays[name].detach().cpu().contiguous()

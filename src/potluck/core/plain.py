@@ -1,4 +1,4 @@
-"""Values that mean the same in Python, in JSON and on another machine."""
+"""Plain values: numbers, strings, lists and mappings, which survive JSON unchanged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ V = TypeVar("V", covariant=True)
 
 
 class FrozenDict(Mapping[str, V]):
-    """A mapping that never changes, compares by content and can be a dictionary key.
+    """An immutable mapping that compares by content and can be hashed.
 
     >>> FrozenDict({"b": 2, "a": 1}) == FrozenDict({"a": 1, "b": 2})
     True
@@ -48,7 +48,7 @@ EMPTY: FrozenDict[Any] = FrozenDict()
 
 
 def freeze(value: Any) -> Any:
-    """The same plain value with lists as tuples and mappings as `FrozenDict`s, so that it can be hashed."""
+    """The plain value with lists as tuples and mappings as `FrozenDict`, so that it can be hashed."""
     if isinstance(value, FrozenDict):
         return value
     if isinstance(value, Mapping):
@@ -59,7 +59,7 @@ def freeze(value: Any) -> Any:
 
 
 def to_plain(value: Any) -> Any:
-    """The same plain value with only dicts, lists and scalars: what `json` writes and reads back."""
+    """The plain value with only dicts, lists and scalars, as `json` reads it back."""
     if isinstance(value, Mapping):
         return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

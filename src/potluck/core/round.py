@@ -1,4 +1,4 @@
-"""The nouns of a round: who takes part, what is asked, what comes back."""
+"""The data types of a round: clients, tasks, replies and their cost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from potluck.core.device import Zoo
 
 SERVER = "server"
-"""The device whose data is the public set."""
+"""The id of the server as a device; its training data is the public data set."""
 
 Shapes: TypeAlias = Mapping[str, "tuple[tuple[int, ...], torch.dtype]"]
 """Shape and dtype of tensors, by name."""
@@ -25,7 +25,7 @@ Shapes: TypeAlias = Mapping[str, "tuple[tuple[int, ...], torch.dtype]"]
 
 @dataclass(frozen=True)
 class Tier:
-    """A kind of device: how many there are, and what they can carry."""
+    """A kind of device: its share of the clients, and the network it can train."""
 
     name: str
     share: float = 1.0
@@ -38,7 +38,7 @@ class Tier:
 
 @dataclass(frozen=True)
 class Client:
-    """Who takes part."""
+    """A participant of the federation."""
 
     id: str
     tier: Tier
@@ -46,19 +46,19 @@ class Client:
 
 @dataclass(frozen=True)
 class Work:
-    """What one training step on a batch asks of a device."""
+    """The work of one training step on one batch."""
 
     flops: int
-    """Forward and backward, whole batch."""
+    """Forward and backward pass, for the whole batch."""
     parameter_bytes: int
     activation_bytes: int
-    """Kept for the backward pass, whole batch."""
+    """Activations kept for the backward pass, for the whole batch."""
     parameters: int
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a task took. Bytes, FLOPs and memory are counted; seconds are measured where it ran."""
+    """The cost of a task. Bytes, FLOPs and memory are computed; seconds are measured where it ran."""
 
     bytes_down: int = 0
     bytes_up: int = 0
@@ -69,7 +69,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a reply must hold: names, shapes and dtypes, for each model and for the loose arrays."""
+    """What a reply must contain: names, shapes and dtypes, for each model and for the other arrays."""
 
     models: Mapping[str, Shapes] = EMPTY
     arrays: Shapes = EMPTY
@@ -89,7 +89,7 @@ class Task:
     memory: int = -1
     """The version of the client's memory to start from; -1: none yet."""
     expects: Expected = Expected()
-    """What the reply must hold; by default plain values alone. It stays on the server, for the gate."""
+    """What the reply must contain; by default only plain values. It stays on the server: the gate uses it."""
 
     @property
     def address(self) -> tuple[int, str, str, str]:
@@ -109,23 +109,23 @@ class Reply:
 
 
 def payload(message: Task | Reply) -> int:
-    """Bytes of tensors that a message carries."""
+    """Bytes of the tensors in a message."""
     return size(message.arrays) + sum(model.nbytes for model in message.models.values())
 
 
 Weight: TypeAlias = "float | Mapping[str, float | Tensor]"
-"""How much a contribution counts: one number, or per tensor a number or a tensor that broadcasts (row masks).
-With a mapping, tensors that it does not name count with the number under the empty name, or not at all."""
+"""The weight of a contribution to a mean: one number, or for each tensor a number or a tensor that broadcasts (row
+masks). In a mapping, the empty name gives the weight of tensors that are not named; without it they do not count."""
 
 
 class Selection(Protocol):
-    """What a client holds of the whole: how to cut it out, and where it belongs."""
+    """The part of the whole model that a client holds."""
 
     def take(self, whole: Arrays) -> Arrays: ...
 
 
 class Mean(Protocol):
-    """Somewhere to fold replies into."""
+    """A weighted mean that replies are added to."""
 
     def add(self, arrays: Arrays, held: Selection, weight: Weight = 1.0, position: int | None = None) -> None: ...
     def coverage(self) -> float: ...
@@ -135,7 +135,7 @@ Send: TypeAlias = Callable[[Iterable[Task]], Iterator[Reply]]
 
 
 class Fold(Protocol):
-    """Send tasks and add each reply's ``model`` to a mean; replies come back without the folded arrays."""
+    """Sends tasks and adds each reply's ``model`` to a mean; the returned replies no longer hold its arrays."""
 
     def __call__(
         self, tasks: Iterable[Task], mean: Mean, held: Mapping[str, Selection], weigh: Callable[[Reply], Weight]
@@ -144,7 +144,7 @@ class Fold(Protocol):
 
 @dataclass(frozen=True)
 class Round:
-    """What a method sees of the world in one round."""
+    """What the server side of a method sees in one round."""
 
     index: int
     cohort: Sequence[Client]
@@ -154,8 +154,8 @@ class Round:
     send: Send
     fold: Fold
     recruit: Callable[[Callable[[Client], bool]], Sequence[Client]]
-    """A cohort of the usual size drawn only among clients that satisfy a condition."""
+    """Draws a cohort of the usual size from the clients that satisfy a condition."""
 
     def rng(self, *key: str) -> torch.Generator:
-        """The server's stream for this purpose in this round."""
+        """The server's random generator for this purpose in this round."""
         return stream(self.seed, "method", self.index, *key)

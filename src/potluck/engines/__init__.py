@@ -1,4 +1,4 @@
-"""Engines carry tasks to devices and replies back. All stand behind one dispatcher and one gate."""
+"""Engines run tasks on simulated devices and return replies. All share one dispatcher and one gate."""
 
 from collections.abc import Callable, Mapping
 
@@ -16,7 +16,7 @@ ENGINES: Mapping[str, Callable[[SimulationContext, int], Engine]] = {
     "pool": Pool,
     "graphs": Graphs,
 }
-"""Engines by name; each is made of a simulation's context and a number of workers."""
+"""Engines by name; each is created from a simulation context and a number of workers."""
 
 __all__ = [
     "ENGINES", "ClientData", "ClientDatasets", "Dispatcher", "Engine", "Gate", "Graphs", "LedgerEntry", "Pool",

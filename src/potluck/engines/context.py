@@ -1,4 +1,4 @@
-"""What a worker knows of a simulation, and the envelopes and results that pass between server and worker."""
+"""What a worker knows about a simulation, and what server and worker exchange: envelopes and results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from potluck.learn import GaussianMechanism, Precision
 
 
 class ClientData(Protocol):
-    """What one device has of the data."""
+    """The data of one client."""
 
     @property
     def train(self) -> Examples: ...
@@ -24,7 +24,7 @@ class ClientData(Protocol):
 
 
 class ClientDatasets(Protocol):
-    """Who has which examples. The server's shard is the public set and the server's own splits."""
+    """The examples of every client. The server's shard is the public data set and the server's own splits."""
 
     @property
     def public(self) -> Examples: ...
@@ -33,7 +33,7 @@ class ClientDatasets(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class SimulationContext:
-    """All that a device needs besides its task: the method, the networks, the data, the problem, the seed."""
+    """Everything that a device needs besides its task: the method, the networks, the data, the problem, the seed."""
 
     method: Any
     zoo: Zoo
@@ -41,22 +41,22 @@ class SimulationContext:
     problem: Problem
     seed: int
     hardware: str = "cpu"
-    """Where networks live, examples lie and models rest: torch's name of it."""
+    """The torch device that holds networks, examples and models."""
     stack: int = 0
-    """How many clients train in one go where their networks are small, dense and alike; 0: each by itself."""
+    """How many clients train stacked if their networks are small, dense and equal in shape; 0: each trains alone."""
     precision: Precision = "fp32"
-    """How exactly local training computes."""
+    """The numerical precision of local training."""
     channels_last: bool = False
-    """Whether kernels lie with their channels innermost."""
+    """Whether convolution kernels use the channels-last memory format."""
     streams: int = 10
-    """How many clients a GPU trains side by side, where the engine does that."""
+    """How many clients a GPU trains side by side, under the engine "graphs"."""
     mechanism: GaussianMechanism | None = None
-    """The noise that a client's update gets before it leaves its device; None: it leaves as it is."""
+    """Adds noise to a client's update before it leaves the device; None: no noise."""
 
 
 @dataclass(frozen=True, eq=False)
 class TaskEnvelope:
-    """A task on its way to a device, with the memory the client starts from."""
+    """A task on its way to a device, with the client's memory."""
 
     task: Task
     memory: Mapping[str, Any] = EMPTY
@@ -64,12 +64,12 @@ class TaskEnvelope:
 
 @dataclass(frozen=True, eq=False)
 class TaskResult:
-    """What became of a task: a reply and the memory after it, or why there is none."""
+    """The result of a task: a reply and the client's new memory, or the reason why there is no reply."""
 
     task: Task
     reply: Reply | None = None
     memory: Mapping[str, Any] | None = None
     """None: unchanged."""
     fault: str = ""
-    """What a failed client's half raised, or a note that it had nothing to do."""
+    """The exception that the client side raised, or the reason why it skipped the task."""
     skipped: bool = False

@@ -1,6 +1,6 @@
-"""The dispatcher between a method and an engine: addresses tasks, checks replies at the gate, stages client memories.
+"""The dispatcher between a method and an engine: sends tasks, checks replies at the gate, stages client memories.
 
-Every engine works behind the same dispatcher, so a method cannot tell which one ran its tasks.
+All engines use the same dispatcher, so a method cannot see which engine runs its tasks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Verdict: TypeAlias = Literal["accepted", "absent", "quarantined"]
 
 @dataclass(frozen=True, eq=False)
 class LedgerEntry:
-    """What became of one task, for the ledger."""
+    """The outcome of one task, for the ledger."""
 
     position: int
     task: Task
@@ -45,32 +45,32 @@ class LedgerEntry:
     metrics: Mapping[str, Plain] = EMPTY
     cost: Cost = Cost()
     skipped: bool = False
-    """Whether it is absent because it had nothing to do."""
+    """Whether the client is absent because it had nothing to do."""
 
 
 @dataclass
 class Dispatcher:
-    """Sends one run's tasks."""
+    """Sends the tasks of one run."""
 
     engine: Engine
     method: Any
     zoo: Zoo
     gate: Gate = Gate()
     recall: Callable[[str], tuple[int, Mapping[str, Any]] | None] = lambda client: None
-    """A client's last committed memory and its version."""
+    """The version of a client's last committed memory, and the memory; None: it has none."""
     lost: Callable[[str, int, int], bool] = lambda client, index, attempt: False
-    """Whether a client is modelled to drop out of this attempt at this round."""
+    """Whether a client drops out of this attempt at this round, in the simulation."""
     strikes: dict[str, int] = field(default_factory=dict)
-    """How often each client has been refused in committed rounds."""
+    """How often the gate refused each client in committed rounds."""
 
     def open(self, index: int, attempt: int = 0, everyone: bool = False) -> RoundSession:
-        """A fresh session for one attempt at one round; with `everyone`, no client is modelled to be absent."""
+        """A new session for one attempt at one round; with `everyone`, no client drops out or is blacklisted."""
         return RoundSession(self, index, attempt, everyone)
 
 
 @dataclass
 class RoundSession:
-    """One attempt at one round. What it stages counts only if the run commits it."""
+    """One attempt at one round. Its staged memories count only if the run commits the round."""
 
     dispatcher: Dispatcher
     index: int
@@ -78,23 +78,23 @@ class RoundSession:
     everyone: bool = False
     entries: list[LedgerEntry] = field(default_factory=list)
     staged: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Memories written in this round, by client."""
+    """New client memories of this round, by client."""
     coverage: float = 1.0
-    """The share of the server's numbers that the last fold trained."""
+    """The share of the server model's entries that clients trained in the last fold."""
     held: list[Mapping[str, tuple[int, ...]] | None] = field(default_factory=list)
-    """The units of every part that was folded; None: all of them, or parts that are not made of units."""
+    """The units of every folded part, by axis group. None: the whole model, or a part that is not made of units."""
     _open: set[int] = field(default_factory=set)
     _addresses: set[tuple[int, str, str, str]] = field(default_factory=set)
     _sends: int = 0
 
     def send(self, tasks: Iterable[Task]) -> Iterator[Reply]:
-        """Replies in the order of the tasks; clients that fail or are refused are absent."""
+        """The replies in the order of the tasks; clients that fail or are refused have none."""
         return (reply for _, reply in self._replies(tasks, self._begin()))
 
     def fold(
         self, tasks: Iterable[Task], mean: Mean, held: Mapping[str, Selection], weigh: Callable[[Reply], Weight]
     ) -> Sequence[Reply]:
-        """Sends, and adds every reply's ``model`` to the mean."""
+        """Sends tasks and adds each reply's ``model`` to the mean; returns the replies without these arrays."""
         replies = []
         for position, reply in self._replies(tasks, self._begin()):
             model = reply.models["model"]
@@ -106,7 +106,7 @@ class RoundSession:
         return replies
 
     def close(self) -> None:
-        """Refuses a round that left replies unread."""
+        """Ends the session; raises an error if the method did not read all replies."""
         if self._open:
             raise RuntimeError(
                 f"{type(self.dispatcher.method).__name__}.round left a send undrained: read every reply it yields"
@@ -118,7 +118,7 @@ class RoundSession:
         return sum(entry.verdict == "accepted" for entry in self.entries)
 
     def strikes(self) -> dict[str, int]:
-        """Refusals of this session, by client."""
+        """The number of refused replies in this session, by client."""
         count: dict[str, int] = {}
         for entry in self.entries:
             if entry.verdict == "quarantined":
@@ -126,7 +126,7 @@ class RoundSession:
         return count
 
     def _begin(self) -> int:
-        """Notes that a send has begun; its number."""
+        """Registers a new send and returns its number."""
         self._sends += 1
         self._open.add(self._sends)
         return self._sends

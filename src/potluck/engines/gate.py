@@ -1,6 +1,6 @@
-"""The gate: where a reply arrives it must be what was expected, finite, and within bounds.
+"""The gate checks every reply: it must have the expected shapes, be finite, and stay within bounds.
 
-What fails is refused with a reason, never mended: the client counts as absent.
+A reply that fails is refused with a reason, never corrected, and its client counts as absent.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from potluck.core import Arrays, Expected, FlatArrays, Model, Newborn, Reply, Sh
 
 @dataclass(frozen=True)
 class Gate:
-    """What a reply must pass."""
+    """The limits that the gate checks, under [gate]."""
 
     bound: float | None = None
-    """The longest step (new minus sent, over all tensors of a model) that is let in; None: any finite one."""
+    """The largest accepted norm of a step (new minus sent, over all tensors of a model); None: any finite norm."""
     heaviest: float = 1e9
     """The largest weight a reply may claim."""
     strikes: int = 3
-    """A client refused this often is not asked again; 0: never."""
+    """After this many refused replies a client is not asked again; 0: no limit."""
 
     def __post_init__(self) -> None:
         for name in ("bound", "heaviest"):
@@ -34,10 +34,10 @@ class Gate:
             raise ValueError(f"gate.strikes = {self.strikes} is below 0")
 
     def refusal(self, task: Task, reply: Reply) -> str | None:
-        """Why this reply is refused, or None."""
+        """The reason why this reply is refused, or None."""
         weight = reply.weight
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
-            return f"weight {weight!r} is no finite number"
+            return f"weight {weight!r} is not a finite number"
         if not 0 < weight <= self.heaviest:
             return f"weight {weight:g} is not in (0, {self.heaviest:g}]"
         return next(self._faults(task, reply, task.expects), None)
@@ -91,7 +91,7 @@ def _not_finite(arrays: Arrays) -> Iterator[str]:
     loose = arrays.others if isinstance(arrays, FlatArrays) else arrays
     floats = [tensor for tensor in loose.values() if tensor.is_floating_point()]
     floats += [arrays.buffer] if isinstance(arrays, FlatArrays) else []
-    # A sum of squares is fast and finite for all but strange tensors; very long ones overflow, so look closer then.
+    # Norms are fast to check. A norm that is not finite can also be an overflow, so then look at every entry.
     lengths = torch._foreach_norm(floats) if floats else ()
     if not lengths or bool(torch.isfinite(lengths[0] if len(lengths) == 1 else torch.stack(lengths).sum())):
         return
@@ -109,5 +109,5 @@ def _short(dtype: torch.dtype) -> str:
 
 
 def strikes_out(gate: Gate, strikes: Mapping[str, int], client: str) -> bool:
-    """Whether this client was refused too often to be asked again."""
+    """Whether this client's replies were refused too often to ask it again."""
     return bool(gate.strikes) and strikes.get(client, 0) >= gate.strikes

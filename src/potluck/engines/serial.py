@@ -1,4 +1,4 @@
-"""The reference engines: one task after the other, as objects or as bytes."""
+"""The reference engines: tasks run one after the other, as objects or as bytes."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from potluck.learn import run_stacked
 
 
 class Engine(Protocol):
-    """Whatever carries tasks to devices and results back, in the order of the tasks."""
+    """Runs tasks and returns their results, in the order of the tasks."""
 
     @property
     def notes(self) -> list[str]:
-        """What people should know of how the work is done; whoever reads them takes them away."""
+        """Messages for the user about how the work is done. The reader removes them from the list."""
 
     def run(self, envelopes: Iterable[TaskEnvelope]) -> Iterator[TaskResult]: ...
     def close(self) -> None: ...
 
 
 class Serial:
-    """Runs every task here and now, or as many in one go as ``run.stack`` says."""
+    """Runs tasks in this process: one by one, or stacked in groups of ``run.stack``."""
 
     def __init__(self, context: SimulationContext, workers: int = 1) -> None:
         torch.set_num_threads(1)
@@ -46,7 +46,7 @@ class Serial:
 
 
 class Wire(Serial):
-    """Serial, with every message turned into bytes and back: proof that no object survives the trip."""
+    """Like `Serial`, but every message becomes bytes and is read back. It proves that no objects are shared."""
 
     def run(self, envelopes: Iterable[TaskEnvelope]) -> Iterator[TaskResult]:
         for envelope in envelopes:
@@ -55,12 +55,12 @@ class Wire(Serial):
 
 
 def envelope_fields(envelope: TaskEnvelope) -> dict[str, object]:
-    """An envelope as a value that packs."""
+    """An envelope as a mapping that `pack` accepts."""
     return {"task": envelope.task, "memory": envelope.memory}
 
 
 def unpack_envelope(data: bytes) -> TaskEnvelope:
-    """The envelope of these bytes."""
+    """The envelope that was packed into these bytes."""
     found = unpack(data)
     task, memory = found["task"], found["memory"]
     assert isinstance(task, Task)
@@ -68,7 +68,7 @@ def unpack_envelope(data: bytes) -> TaskEnvelope:
 
 
 def pack_result(result: TaskResult) -> bytes:
-    """A result as bytes; a reply that cannot be packed is a failure of the client that gave it."""
+    """A result as bytes; if a reply cannot be packed, its client failed."""
     try:
         return pack(dict(vars(result)))
     except (TypeError, ValueError, RecursionError) as fault:
@@ -76,7 +76,7 @@ def pack_result(result: TaskResult) -> bytes:
 
 
 def unpack_result(data: bytes) -> TaskResult:
-    """The result of these bytes."""
+    """The result that was packed into these bytes."""
     found = unpack(data)
     assert isinstance(found["task"], Task)
     assert found["reply"] is None or isinstance(found["reply"], Reply)

@@ -1,4 +1,4 @@
-"""Where clients' halves run: networks that serve task after task, and the device that a task sees."""
+"""The worker that runs the client side of tasks: reusable networks, and the device that a task sees."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ from potluck.learn import (
 T = TypeVar("T")
 
 RunFits: TypeAlias = Callable[[Sequence[FitJob]], "list[Fit | Exception]"]
-"""Runs fits; what one of them raises stands in place of its result."""
+"""Runs fit jobs; a failed job gives its exception instead of a result."""
 
 MemoryEntry: TypeAlias = tuple[tuple[str, ...], object, object]
-"""Where something stands in a memory, the thing itself (or its type), and what tells a change of it."""
+"""A path in a memory, the object there (or its type), and a value that changes when the object does."""
 
 
 class Worker:
@@ -65,12 +65,12 @@ class Worker:
         self._slots: dict[tuple[Spec, int, Hashable], NetworkSlot] = {}
         self._columns: dict[int, tuple[Mapping[str, Tensor], dict[str, Tensor]]] = {}
         self.cache: dict[Hashable, Any] = {}
-        """What tasks made ready for the next of their kind."""
+        """Objects that tasks keep for later tasks (`Device.cached`)."""
         if self.hardware.type == "cuda":
             _set_kernels(context.precision)
 
     def run(self, envelope: TaskEnvelope) -> TaskResult:
-        """Runs a client's half, every fit by itself; whatever it raises becomes the result's fault."""
+        """Runs the client side of one task; an exception becomes the fault of the result."""
         run = TaskRun(self, envelope)
         while run.job is not None:
             try:
@@ -81,7 +81,7 @@ class Worker:
         return run.result
 
     def run_side_by_side(self, envelopes: Sequence[TaskEnvelope], run_fits: RunFits) -> list[TaskResult]:
-        """Runs several clients' halves: each until it wants to fit, then all fits that wait together."""
+        """Runs the client side of several tasks: each up to its next fit request, then all these fits together."""
         if not all(trains(self.context.method, envelope.task.verb) for envelope in envelopes):
             return [self.run(envelope) for envelope in envelopes]
         runs = [TaskRun(self, envelope, place) for envelope, place in zip(envelopes, _places(envelopes), strict=True)]
@@ -91,7 +91,7 @@ class Worker:
         return [run.result for run in runs]
 
     def slot(self, spec: Spec, number: int, place: Hashable = None) -> NetworkSlot:
-        """A place's n-th network of this spec; a task that builds several of one spec gets several."""
+        """The network slot number `number` of this spec at this place; a task may build several of one spec."""
         found = self._slots.get((spec, number, place))
         if found is None:
             net = self.context.zoo.build(Newborn(spec), stream(0, "blank")).to(self.hardware)
@@ -99,7 +99,7 @@ class Worker:
         return found
 
     def move(self, examples: Examples) -> Examples:
-        """These examples where the networks are; the columns they share move once."""
+        """These examples on the networks' hardware; shared columns are copied once."""
         if self.hardware.type == "cpu":
             return examples
         key = id(next(iter(examples.columns.values())))
@@ -110,25 +110,25 @@ class Worker:
         return Examples(self._columns[key][1], rows, examples.prepare, examples.augment)
 
     def close(self) -> None:
-        """Frees networks, captured graphs and columns, so that a GPU has room for the next run's."""
+        """Frees networks, captured graphs and columns, so that the next run has GPU memory."""
         self.cache.clear()
         self._slots.clear()
         self._columns.clear()
 
     def resident(self, examples: Examples) -> bool:
-        """Whether the columns of these examples are the simulation's own, which stay where they are."""
+        """Whether these examples use the simulation's own columns, which stay at the same address."""
         first = next(iter(examples.columns.values()))
         return any(first is column for _, moved in self._columns.values() for column in moved.values())
 
 
 def _set_kernels(precision: Precision) -> None:
-    """Chooses kernels that give the same bits each time, and round no more than they are told to."""
+    """Chooses deterministic kernels, and allows TF32 only if the precision asks for it."""
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
 def _places(envelopes: Sequence[TaskEnvelope]) -> list[Hashable]:
-    """A place for each task, with networks of its own; tasks of one kind use the same few places round after round."""
+    """A place (a set of networks) for each task; tasks with equal specs use the same few places in every round."""
     count: Counter[Hashable] = Counter()
     found: list[Hashable] = []
     for envelope in envelopes:
@@ -139,7 +139,7 @@ def _places(envelopes: Sequence[TaskEnvelope]) -> list[Hashable]:
 
 
 class NetworkSlot:
-    """A live network that is filled anew for every model of its spec."""
+    """A live network that is reused: each model of its spec is copied into it."""
 
     def __init__(self, spec: Spec, net: nn.Module, channels_last: bool = False) -> None:
         self.spec, self.net = spec, net
@@ -147,7 +147,7 @@ class NetworkSlot:
         self.buffer, self.layout = _move_into_buffer(self.tensors, channels_last)
         self._others = self.tensors.keys() - self.layout.views.keys()
         self.weights = trainable_weights(net)
-        # Whether it draws from torch's own generator as it trains.
+        # Whether training draws from torch's global generator.
         self.noisy = any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in net.modules())
         self.stackable = can_stack(net)
         self._work: dict[int, Work] = {}
@@ -161,19 +161,19 @@ class NetworkSlot:
             torch._foreach_copy_(list(self.tensors.values()), [arrays[name] for name in self.tensors])
 
     def work(self, zoo: Zoo, batch: int) -> Work:
-        """What a training step on a batch asks of a device."""
+        """The work of one training step on a batch."""
         if batch not in self._work:
             self._work[batch] = zoo.cost(self.spec, batch)
         return self._work[batch]
 
     def snapshot(self) -> FlatArrays:
-        """A copy of its tensors, where it lives."""
+        """A copy of its tensors, on the same hardware."""
         others = {name: self.tensors[name].detach().clone() for name in self._others}
         return FlatArrays(self.buffer.clone(), self.layout, others)
 
 
 def _move_into_buffer(tensors: Mapping[str, Tensor], channels_last: bool) -> tuple[Tensor, BufferLayout]:
-    """Moves a network's float32 tensors into one buffer, each at an aligned place."""
+    """Moves a network's float32 tensors into one buffer, each at an aligned offset."""
     chosen = {name: tensor for name, tensor in tensors.items() if tensor.dtype is torch.float32 and tensor.numel()}
     if len({tensor.data_ptr() for tensor in chosen.values()}) < len(chosen):  # tied weights stay where they are
         chosen = {}
@@ -189,13 +189,13 @@ def _move_into_buffer(tensors: Mapping[str, Tensor], channels_last: bool) -> tup
 
 
 class TaskRun:
-    """One task on its way from envelope to result. It stops at every fit that it asks for, until it is resumed."""
+    """One task in progress. It pauses at every fit request until `resume` gives it the result."""
 
     def __init__(self, worker: Worker, envelope: TaskEnvelope, place: Hashable = None) -> None:
         if worker.hardware.type != "cpu":
             envelope = _move_envelope(envelope, worker.hardware)
         self.job: FitJob | None = None
-        """The fit that it waits for; None: it is done."""
+        """The fit job that it waits for; None: the task is done."""
         self._task, self._worker = envelope.task, worker
         task = envelope.task
         self._bare = Task(task.verb, task.to, task.key, task.round, config=task.config, memory=task.memory)
@@ -212,7 +212,7 @@ class TaskRun:
         return self._result
 
     def resume(self, fit: Fit | Exception) -> None:
-        """Goes on with the result of the fit that was asked for, or with what it raised."""
+        """Continues with the result of the requested fit, or with its exception."""
         assert self._work is not None
         assert self.job is not None
         self._advance(partial(self._continue, self._work, self.job, fit))
@@ -233,7 +233,7 @@ class TaskRun:
         return next(work)
 
     def _advance(self, go: Callable[[], Reply | FitRequest]) -> None:
-        """Lets the client's half go on until its next fit or its reply."""
+        """Runs the client side up to its next fit request or its reply."""
         self.job = None
         try:
             try:
@@ -262,7 +262,7 @@ class TaskRun:
         return TaskResult(self._bare, stamped, None if same else device.memory)
 
     def _protect(self, reply: Reply) -> Reply:
-        """A reply as it leaves the client's device. Scores leave as they are: they are for whoever runs it."""
+        """The reply with noise, if [privacy] asks for it. Scores get none: they are for the user who runs this."""
         task, context = self._task, self._worker.context
         if context.mechanism is None or task.to == SERVER or task.verb == "score":
             return reply
@@ -270,7 +270,7 @@ class TaskRun:
 
 
 def _move_envelope(envelope: TaskEnvelope, hardware: torch.device) -> TaskEnvelope:
-    """An envelope with everything that it brings where the networks are."""
+    """The envelope with its arrays and memory moved to this hardware."""
     task = envelope.task
     moved = Task(
         *(task.verb, task.to, task.key, task.round, task.models, to_device(task.arrays, hardware)),
@@ -280,9 +280,9 @@ def _move_envelope(envelope: TaskEnvelope, hardware: torch.device) -> TaskEnvelo
 
 
 def memory_entries(value: Any, path: tuple[str, ...] = ()) -> list[MemoryEntry]:
-    """Everything that a memory is made of, so that a change can be noticed, in place or not.
+    """A list of everything in a memory, to detect changes, also changes in place.
 
-    Tensors go by identity and by torch's count of their in-place changes, so their numbers are not read.
+    Tensors are compared by identity and by torch's counter of in-place changes, so their contents are not read.
     """
     if isinstance(value, Tensor):
         return [(path, value, -1 if value.is_inference() else value._version)]
@@ -305,14 +305,14 @@ def memory_entries(value: Any, path: tuple[str, ...] = ()) -> list[MemoryEntry]:
 
 
 def same_memory(before: Sequence[MemoryEntry], after: Sequence[MemoryEntry]) -> bool:
-    """Whether nothing was changed between the two."""
+    """Whether nothing changed between these two lists."""
     if len(before) != len(after):
         return False
     return all(a[0] == b[0] and a[1] is b[1] and a[2] == b[2] for a, b in zip(before, after, strict=True))
 
 
 class WorkerDevice:
-    """The device of one task."""
+    """The device that one task sees."""
 
     def __init__(self, worker: Worker, task: Task, memory: Memory, place: Hashable) -> None:
         context = worker.context
@@ -380,7 +380,7 @@ class WorkerDevice:
         return self._slots[id(net)].snapshot()
 
     def job(self, request: FitRequest) -> FitJob:
-        """A request as a fit that is ready to run."""
+        """The fit job of a request, ready to run."""
         net = self.build(request.model) if isinstance(request.model, Model) else request.model
         slot, hardware, precision = self._slots[id(net)], self._worker.hardware, self._worker.context.precision
         return FitJob(
@@ -400,10 +400,10 @@ class WorkerDevice:
         )
 
     def count_fit(self, job: FitJob, fit: Fit) -> None:
-        """Counts the work of a fit: FLOPs of the rows seen, and memory.
+        """Adds the cost of a fit: FLOPs for the samples processed, and peak memory.
 
-        In memory are weights, gradients, optimiser slots and activations; what losses and edits hold, frozen networks
-        too, of which each batch asks a forward pass; and the gradients' mean, if it was asked for.
+        Memory holds weights, gradients, optimiser state and activations; the tensors and frozen networks of losses and
+        edits (each frozen network adds one forward pass per batch); and the mean gradient, if it was requested.
         """
         if not fit.steps:
             return
@@ -431,6 +431,6 @@ class WorkerDevice:
         self.flops, self.peak = self.flops + flops, max(self.peak, memory)
 
     def _count_pass(self, net: nn.Module, rows: int) -> None:
-        """Counts a pass without learning: forward is a third of a training step, and nothing is kept."""
+        """Adds the cost of a forward pass: a third of a training step, and no stored activations."""
         work = self._slots[id(net)].work(self.zoo, 1)
         self.charge(work.flops * rows // 3, work.parameter_bytes)

@@ -1,4 +1,4 @@
-"""The local loop, losses and gradient edits as values, problems, and the usual client."""
+"""Local training: the training loop, losses, gradient edits, learning problems, and the default client side."""
 
 from potluck.learn.capture import (
     WARM_UPS,

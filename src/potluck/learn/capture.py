@@ -1,4 +1,4 @@
-"""Work that is captured once as a CUDA graph and replayed: launching it piece by piece takes longer than running it."""
+"""CUDA graphs: work is captured once and replayed, because launching small kernels takes longer than running them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from torch import Tensor
 from potluck.core import Batch
 
 WARM_UPS = 2
-"""Times that work runs as it is before it is captured: libraries set themselves up in them."""
+"""Times that work runs uncaptured before it is captured, so that libraries can initialise."""
 
 
 class CudaGraph:
-    """One piece of work, captured on the current stream; without a GPU, merely kept as a function."""
+    """One piece of work, captured on the current stream; without a GPU, it is kept as a function."""
 
     def __init__(self, work: Callable[[], None], stream: torch.cuda.Stream | None, pool: Any) -> None:
         self._work: Callable[[], None] | None = work
@@ -37,7 +37,7 @@ class CudaGraph:
                 graph.capture_end()
             raise
         graph.capture_end()
-        # A graph has all it needs; to keep the function as well would keep both alive for ever.
+        # The graph no longer needs the function; keeping it would keep both in memory.
         self._graph, self._work = graph, None
 
     def replay(self) -> None:
@@ -48,29 +48,29 @@ class CudaGraph:
 
 
 class CapturePolicy:
-    """Whether anything is to be captured for a network."""
+    """Whether work for a network is captured."""
 
     def __init__(self, note: Callable[[str], None], wanted: bool = True) -> None:
         self.wanted = wanted
         self._note = note
 
     def refuse(self, why: str) -> None:
-        """Captures no more for this network."""
+        """Stops capturing for this network."""
         self.wanted = False
         self._note(why)
 
 
 class GraphCache:
-    """Graphs of several kinds of work: each kind runs as it is a few times, then is captured and replayed."""
+    """CUDA graphs by kind of work: each kind runs uncaptured a few times, then it is captured and replayed."""
 
     def __init__(self, stream: torch.cuda.Stream | None, pool: Any, policy: CapturePolicy) -> None:
-        """`pool`: memory for all of it, since no two graphs run at the same time."""
+        """`pool`: the memory pool of all graphs; they can share it because no two run at the same time."""
         self._stream, self._pool, self._policy = stream, pool, policy
         self._warm: Counter[Hashable] = Counter()
         self.made: dict[Any, CudaGraph] = {}
 
     def run(self, kind: Hashable, work: Callable[[], None], patience: int = WARM_UPS) -> None:
-        """Runs work of a kind, which must touch the same memory each time; captured after it ran so many times."""
+        """Runs work of a kind; after `patience` runs it is captured. It must use the same memory each time."""
         if kind not in self.made and self._policy.wanted and self._warm[kind] >= patience:
             try:
                 self.made[kind] = CudaGraph(work, self._stream, self._pool)
@@ -84,7 +84,7 @@ class GraphCache:
 
 
 class CapturePool:
-    """A stream and memory that captured steps share, for no two of them run at the same time."""
+    """A stream and a memory pool that captured steps share, because no two of them run at the same time."""
 
     def __init__(self, hardware: torch.device) -> None:
         self.stream: torch.cuda.Stream | None = None
@@ -95,7 +95,7 @@ class CapturePool:
 
 
 class CapturedStep:
-    """Work on batches that changes tensors in place, captured once for every size of batch."""
+    """Work on batches that changes tensors in place, captured once for each batch size."""
 
     def __init__(self, work: Callable[[Batch], Tensor], capture_pool: CapturePool) -> None:
         self._work, self.capture_pool = work, capture_pool
@@ -105,7 +105,7 @@ class CapturedStep:
         self._outputs: dict[int, Tensor] = {}
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Runs the work on a batch; its output. On a GPU, call it on the pool's stream."""
+        """Runs the work on a batch and returns its output. On a GPU, call it on the pool's stream."""
         size = len(batch["x"])
         if size in self._inputs:
             for name, column in self._inputs[size].items():
@@ -125,13 +125,13 @@ def _warn(why: str) -> None:
 
 
 def on_stream(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
-    """While this lasts, work goes to this stream, if there is one."""
+    """Inside this context, work goes to this stream, if there is one."""
     return nullcontext() if stream is None else torch.cuda.stream(stream)
 
 
 @contextlib.contextmanager
 def side_stream(stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """While this lasts, work goes to this stream, after what was begun before, and what follows waits for it."""
+    """Inside this context, work goes to this stream. It waits for earlier work, and later work waits for it."""
     if stream is None:
         yield
         return

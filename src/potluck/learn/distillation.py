@@ -1,4 +1,4 @@
-"""Distillation: training on the logits of other networks, which travel as a column beside the examples.
+"""Distillation: training on the logits of other networks, which are a further column of the examples.
 
 Logits of several networks are stacked as [networks, rows, classes].
 """
@@ -15,12 +15,12 @@ from torch.nn import functional
 from potluck.core import Examples, Local
 
 BATCH = 256
-"""Rows that a network is asked about at once."""
+"""Rows in one forward pass."""
 
 
 @dataclass(frozen=True)
 class DistillationSettings(Local):
-    """Training on the server, with defaults of its method's."""
+    """The settings of training on the server; each method sets its own defaults."""
 
     def __str__(self) -> str:
         changed = [(field.name, getattr(self, field.name), field.default) for field in fields(self)]
@@ -28,7 +28,7 @@ class DistillationSettings(Local):
 
 
 def predict_logits(net: nn.Module, examples: Examples) -> Tensor:
-    """A network's logits for every row, as in evaluation."""
+    """A network's logits for every row, in evaluation mode."""
     net.eval()
     with torch.no_grad():
         parts = [net(examples[slice(at, at + BATCH)]["x"]) for at in range(0, len(examples), BATCH)]
@@ -36,14 +36,14 @@ def predict_logits(net: nn.Module, examples: Examples) -> Tensor:
 
 
 def with_columns(examples: Examples, **more: Tensor) -> Examples:
-    """These examples with further columns, one row for each of theirs."""
+    """These examples with further columns of the same length."""
     own = {name: examples.column(name) for name in examples.columns}
     where = next(iter(own.values())).device
     return Examples({**own, **{name: column.to(where) for name, column in more.items()}}, None, examples.prepare)
 
 
 def random_inputs(count: int, shape: Sequence[int], seed: int, near: Examples) -> Examples:
-    """So many random inputs of this shape, drawn from a seed, on the hardware where other examples are."""
+    """`count` random normal inputs of this shape, drawn from a seed, on the device of the examples `near`."""
     x = torch.randn(count, *shape, generator=torch.Generator().manual_seed(seed))
     return Examples({"x": x.to(next(iter(near.columns.values())).device)})
 

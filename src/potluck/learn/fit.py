@@ -1,4 +1,4 @@
-"""The local loop: batches drawn before it starts, gradients edited inside it, one number read after it."""
+"""The loop of local training: batches are drawn before it, gradients are edited in it, the loss is read after it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
-"""How exactly local training computes. Weights, gradients and optimisers are float32 throughout; "tf32" and "bf16" let
-matrix products and convolutions round their inputs."""
+"""The numerical precision of local training. Weights, gradients and optimisers are always float32; with "tf32" and
+"bf16", matrix products and convolutions round their inputs."""
 
 
 @dataclass(frozen=True, eq=False)
 class FitJob:
-    """A fit with everything it needs, ready to run: alone, stacked with others, or captured as a CUDA graph."""
+    """One local training, ready to run: alone, stacked with others, or captured as a CUDA graph."""
 
     net: nn.Module
     examples: Examples
@@ -39,28 +39,28 @@ class FitJob:
     want_gradient: bool = False
     precision: Precision = "fp32"
     noise: int | None = None
-    """The seed for what the network draws from torch's own generator, as dropout does; None: it draws nothing."""
+    """The seed of torch's global generator, which dropout uses; None: the network draws nothing."""
     kind: Hashable = None
-    """Equal for networks that differ in nothing but their weights; None: the network cannot be stacked."""
+    """Equal for networks that differ only in their weights; None: the network cannot be stacked."""
     buffer: tuple[Tensor, BufferLayout] | None = None
-    """The one buffer in which the weights lie, if they do, and where each of them is."""
+    """The flat buffer that holds the weights, and its layout; None: there is no such buffer."""
 
     @contextmanager
-    def seeded(self) -> Iterator[None]:
-        """While this lasts, torch's own generator is this job's; afterwards it is as it was."""
+    def seed_torch(self) -> Iterator[None]:
+        """Inside this context, torch's global generator has this job's seed; afterwards its state is restored."""
         with torch.random.fork_rng():
             torch.manual_seed(self.noise or 0)
             yield
 
 
 def run_fit(job: FitJob) -> Fit:
-    """Trains a network in place, by itself."""
+    """Trains one network in place."""
     batches, draws = draw_batches(job.examples, job.local, job.rng)
     steps = LocalSteps(job.net, job.weights, job.local, job.lr, job.edits, job.want_gradient, job.precision)
     losses: list[Tensor] = []
     if not job.net.training:
         job.net.train()
-    with nullcontext() if job.noise is None else job.seeded():
+    with nullcontext() if job.noise is None else job.seed_torch():
         for number, (rows, drawn) in enumerate(zip(batches, draws, strict=True)):
             loss = job.loss.turn(number) if isinstance(job.loss, Turns) else job.loss
             losses.append(steps.step(loss, job.examples.batch(rows, drawn)))
@@ -73,7 +73,7 @@ def trainable_weights(net: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def batch_rows(samples: int, local: Local, rng: torch.Generator) -> list[Tensor]:
-    """The rows of every batch of a client's round, in order."""
+    """The rows of every batch of one local training, in order."""
     if samples == 0:
         return []
     if local.steps is None and local.epochs == 1 and samples <= local.batch:
@@ -89,13 +89,13 @@ def batch_rows(samples: int, local: Local, rng: torch.Generator) -> list[Tensor]
 
 
 def draw_batches(examples: Examples, local: Local, rng: torch.Generator) -> tuple[list[Tensor], list[Tensor | None]]:
-    """The rows of every batch of a client's round, and the random numbers of their augmentation, if there is one."""
+    """The rows of every batch of one local training, and the random numbers of their augmentation, if there is one."""
     batches = batch_rows(len(examples), local, rng)
     return batches, [examples.augment.draw(len(rows), rng) if examples.augment else None for rows in batches]
 
 
 def fit_result(steps: LocalSteps, batches: Sequence[Tensor], loss: float) -> Fit:
-    """What is told of local steps along these batches."""
+    """The result of local steps on these batches."""
     count = max(len(batches), 1)
     return Fit(
         net=steps.net,
@@ -111,7 +111,7 @@ def fit_result(steps: LocalSteps, batches: Sequence[Tensor], loss: float) -> Fit
 
 
 class LocalSteps:
-    """One client's optimiser steps: each changes the weights in place and never asks a tensor for its number."""
+    """One client's optimiser steps: each changes the weights in place and reads no value from the GPU."""
 
     def __init__(
         self,
@@ -127,20 +127,20 @@ class LocalSteps:
         self.names, self.live = list(weights), list(weights.values())
         self.hardware = self.live[0].device if self.live else torch.device("cpu")
         self.precision = precision
-        # Of gradients before edits (a joint loss's main ones); empty unless they are wanted.
+        # Sums of gradients before edits (of a joint loss: of its main loss); empty unless they are requested.
         self.sums = [torch.zeros_like(weight) for weight in self.live] if want_gradient else []
         self.optimiser = make_optimiser(local, lr, self.hardware)
         self.split: SplitOptimiser | None = None
 
     def reset(self, lr: float) -> None:
-        """Starts again at this rate; the weights are not touched."""
+        """Starts again with this learning rate; the weights stay."""
         self.lr = lr
         self.optimiser.reset(lr)
         if self.sums:
             torch._foreach_zero_(self.sums)
 
     def step(self, loss: Loss, batch: Batch) -> Tensor:
-        """One optimiser step; the loss before it."""
+        """Does one optimiser step and returns the loss before it."""
         value, grads, edits = self._gradients(loss, batch)
         with torch.no_grad():
             if self.sums:
@@ -152,17 +152,17 @@ class LocalSteps:
                 grads = [edited[name] for name in self.names]
             self.optimiser(self.live, self._clip(grads))
         if isinstance(loss, JointLoss) and self.split is not None and loss.blend is None:
-            inside = [self.weights[name] for name in loss.reached(self.names)]
+            inside = [self.weights[name] for name in loss.names_in_reach(self.names)]
             _, aside = self._gradient(loss.aside, batch, inside)
             with torch.no_grad():
                 self.split.some(inside, self._clip(aside))
         return value
 
     def _gradients(self, loss: Loss, batch: Batch) -> tuple[Tensor, list[Tensor], Sequence[Edit]]:
-        """The loss, its gradients, and the edits that they go through."""
+        """The loss, its gradients, and the edits to apply to them."""
         if not isinstance(loss, JointLoss):
             return *self._gradient(loss, batch, self.live), self.edits
-        reached = loss.reached(self.names)
+        reached = loss.names_in_reach(self.names)
         value, grads = self._gradient(loss.main, batch, self.live)
         if loss.blend is None:
             if self.split is None:
@@ -182,15 +182,15 @@ class LocalSteps:
 
 
 def autocast(precision: Precision, hardware: torch.device) -> AbstractContextManager[object]:
-    """While this lasts, forward passes round as a precision says."""
+    """A context in which forward passes use this precision."""
     if precision != "bf16":
         return nullcontext()
-    # A cache of rounded weights would be captured once and grow stale.
+    # No cache of rounded weights: a CUDA graph would capture it once and then replay old weights.
     return torch.autocast(hardware.type, torch.bfloat16, cache_enabled=False)
 
 
 def gather_statistics(net: nn.Module, examples: Examples, batch: int, loss: Loss, rng: torch.Generator) -> int:
-    """One pass in training mode without gradients, in which batch norms gather statistics; the number of batches."""
+    """One pass in training mode without gradients, to gather batch norm statistics. Returns the number of batches."""
     net.train()
     rows: list[Tensor] = list(torch.split(torch.randperm(len(examples), generator=rng), batch))
     with torch.no_grad():

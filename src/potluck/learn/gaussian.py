@@ -1,4 +1,4 @@
-"""The Gaussian mechanism: an update is clipped to a norm, and every number of it gets noise."""
+"""The Gaussian mechanism: an update is clipped to a norm, and noise is added to every entry."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ from torch import Tensor
 from potluck.core import Arrays, Model, Newborn, Reply, Task, Zoo
 
 TELLS_NOTHING = frozenset({"steps"})
-"""Plain values that may leave a device as they are: they follow from the number of its examples."""
+"""Plain values that may leave a device unchanged: they depend only on the number of its examples."""
 
 
 @dataclass(frozen=True)
 class GaussianMechanism:
-    """The Gaussian mechanism on the update (new minus sent) of one reply, all of its models taken together.
+    """The Gaussian mechanism on the update (new minus sent) of one reply, over all of its models together.
 
-    Trained tensors are clipped and get noise. Buffers and whole numbers go back as they were sent, plain values that
-    tell of the data stay behind, and a reply with other arrays is refused: no part of it may leave as it is.
+    Trained tensors are clipped and get noise. Buffers and integer tensors go back as they were sent. Plain values that
+    depend on the data are removed. A reply with other arrays is refused, because they would leave without noise.
     """
 
     clip: float
-    """The longest update, in the Euclidean norm; a longer one is scaled down to this."""
+    """The largest Euclidean norm of an update; a longer one is scaled down to it."""
     noise: float
-    """The noise's standard deviation, in lengths of the clip."""
+    """The standard deviation of the noise, as a multiple of `clip`."""
 
     def __call__(self, task: Task, reply: Reply, zoo: Zoo, rng: torch.Generator) -> Reply:
         """The reply as it may leave the device."""
         if reply.arrays:
-            raise PermissionError(f"[privacy] lets models leave a device, and '{min(reply.arrays)}' is no part of one")
+            raise PermissionError(
+                f"[privacy] lets only models leave a device; '{min(reply.arrays)}' is not part of one"
+            )
         told = {name: value for name, value in reply.metrics.items() if name in TELLS_NOTHING}
         sent = {key: _sent_arrays(task, key) for key in reply.models}
         moving = {
@@ -51,7 +53,7 @@ class GaussianMechanism:
         return replace(reply, models=models, metrics=told)
 
     def clip_and_blur(self, step: Tensor, rng: torch.Generator) -> Tensor:
-        """An update no longer than the clip, with noise. One that is not finite counts as none: that would tell too."""
+        """Clips an update and adds noise. One that is not finite becomes zero: it would reveal something too."""
         length = float(torch.linalg.vector_norm(step))
         if not math.isfinite(length):
             step = torch.zeros_like(step)
@@ -62,18 +64,18 @@ class GaussianMechanism:
 
 
 def _sent_arrays(task: Task, key: str) -> Arrays:
-    """The tensors that a model of the reply is compared with."""
+    """The tensors that were sent for a model of the reply."""
     sent = task.models.get(key)
     if sent is None or isinstance(sent, Newborn):
-        raise PermissionError(f"[privacy] needs to know how far model '{key}' moved, and none was sent")
+        raise PermissionError(f"[privacy] needs the update of model '{key}', but none was sent to compare it with")
     return sent.arrays
 
 
 def _trained_tensors(model: Model, sent: Arrays, zoo: Zoo) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a model that training moves, by name and in its order."""
+    """The tensors of a model that training changes, sorted by name."""
     fixed = zoo.buffers(model.spec)
     for name, new in sorted(model.arrays.items()):
         if name not in sent or sent[name].shape != new.shape:
-            raise PermissionError(f"[privacy] needs to know how far '{name}' moved, and it was not sent in this shape")
+            raise PermissionError(f"[privacy] needs the update of '{name}', but it was not sent in this shape")
         if new.is_floating_point() and name not in fixed:
             yield name, new

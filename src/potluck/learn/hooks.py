@@ -1,4 +1,4 @@
-"""Forward hooks on layers, for as long as a block lasts."""
+"""Forward hooks on layers, inside a context."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, TypeAlias
 from torch import nn
 
 After: TypeAlias = Callable[[nn.Module, Any, Any], Any]
-"""(layer, inputs, output) -> another output, or None to leave it."""
+"""(layer, inputs, output) -> a new output, or None to keep it."""
 Before: TypeAlias = Callable[[nn.Module, Any], Any]
-"""(layer, inputs) -> other inputs, or None to leave them."""
+"""(layer, inputs) -> new inputs, or None to keep them."""
 
 
 @contextmanager
 def forward_hooks(
     net: nn.Module, after: Mapping[str, After] | None = None, before: Mapping[str, Before] | None = None
 ) -> Iterator[None]:
-    """While this lasts, these hooks run before and after the layers with these names."""
+    """Inside this context, these hooks run before and after the layers with these names."""
     handles = [net.get_submodule(path).register_forward_pre_hook(hook) for path, hook in (before or {}).items()]
     handles += [net.get_submodule(path).register_forward_hook(hook) for path, hook in (after or {}).items()]
     try:

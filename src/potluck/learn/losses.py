@@ -1,6 +1,6 @@
-"""Losses and gradient edits as values: frozen dataclasses with a ``__call__``.
+"""Losses and gradient edits as frozen dataclasses with ``__call__``.
 
-So an engine can carry, stack or capture them. None of them asks a tensor for its number.
+So an engine can send, stack or capture them. None of them reads a value from the GPU.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch.nn import functional
 from potluck.core import Arrays, Batch, Grads, Loss
 
 IGNORED = -100
-"""A label that counts nowhere, where an example has many labels (what follows padding)."""
+"""The label of positions that do not count, such as padding, where an example has many labels."""
 
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """Mean cross-entropy of the network's scores, over all labels that count."""
+    """Mean cross-entropy of the network's logits, over all labels that count."""
 
     inputs: str = "x"
     labels: str = "y"
@@ -32,13 +32,13 @@ class CrossEntropy:
 
 @dataclass(frozen=True, eq=False)
 class MaskedCrossEntropy:
-    """Cross-entropy in which classes that a client does not own score zero.
+    """Cross-entropy in which the logits of classes that a client does not own are zero (HeteroFL).
 
-    Zero, not minus infinity: they still count in the normaliser, but no gradient reaches them (HeteroFL).
+    Zero, not minus infinity: they still count in the softmax, but get no gradient.
     """
 
     owned: Tensor
-    """A truth value for each class."""
+    """A boolean for each class."""
     inputs: str = "x"
     labels: str = "y"
 
@@ -47,10 +47,10 @@ class MaskedCrossEntropy:
 
 
 def cross_entropy(scores: Tensor, labels: Tensor, teacher: Tensor | None = None) -> Tensor:
-    """Mean cross-entropy with the labels or, where a teacher's scores are given, with the teacher's answers.
+    """Mean cross-entropy with the labels or, if a teacher's logits are given, with the teacher's probabilities.
 
-    Scores are [batch, classes] with labels [batch], or [batch, length, classes] with labels [batch, length]; among
-    the latter those that are `IGNORED` count neither way.
+    `scores` are logits of shape [batch, classes] with labels [batch], or [batch, length, classes] with labels
+    [batch, length]. In the second case, positions whose label is `IGNORED` do not count.
     """
     if labels.dim() == 1:
         return functional.cross_entropy(scores, labels if teacher is None else teacher.softmax(1))
@@ -61,20 +61,20 @@ def cross_entropy(scores: Tensor, labels: Tensor, teacher: Tensor | None = None)
 
 
 def class_mask(labels: Sequence[int], classes: int) -> Tensor:
-    """A truth value for each class: whether it is among these."""
+    """A boolean for each class: whether it is among these labels."""
     mask = torch.zeros(classes, dtype=torch.bool)
     mask[list(labels)] = True
     return mask
 
 
 def mask_logits(scores: Tensor, owned: Tensor) -> Tensor:
-    """Scores with those of classes that are not owned set to zero."""
+    """Logits, with zero for classes that are not owned."""
     return torch.where(owned.to(scores.device), scores, 0.0)
 
 
 @dataclass(frozen=True, eq=False)
 class Turns:
-    """A loss for each step: which of several it is, in order."""
+    """Several losses that take turns: `order` says which one each step uses."""
 
     losses: tuple[Loss, ...]
     order: tuple[int, ...]
@@ -87,25 +87,25 @@ class Turns:
 
 
 Blend: TypeAlias = Callable[[Grads, Grads], Grads]
-"""(gradients of the main loss, of the other loss for the weights it reaches), both by name -> gradients to descend."""
+"""(gradients of the main loss, gradients of the second loss for its weights), both by name -> gradients of the step."""
 
 
 @dataclass(frozen=True, eq=False)
 class JointLoss:
-    """Two losses in one step: a main one for all weights, and one on the side for some of them.
+    """Two losses in one step: a main loss for all weights, and a second loss for some of them.
 
-    Both gradients are taken at the same weights. Edits correct the main one before the two are blended.
+    With `blend`, both gradients are taken at the same weights, and edits correct the main one before the blend.
     """
 
     main: Loss
     aside: Loss
     reach: str
-    """The second loss is for weights whose names begin with this."""
+    """The second loss trains the weights whose names begin with this."""
     blend: Blend | None
-    """How the two gradients become one; None: not at all, the second loss takes its own step after the main one's."""
+    """How the two gradients become one. None: the second loss takes its own step after the main loss."""
 
-    def reached(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Those of these weights that the second loss is for."""
+    def names_in_reach(self, names: Iterable[str]) -> tuple[str, ...]:
+        """The names, among these, of weights that the second loss trains."""
         return tuple(name for name in names if name.startswith(self.reach))
 
     def __call__(self, net: nn.Module, batch: Batch) -> Tensor:
@@ -114,7 +114,7 @@ class JointLoss:
 
 @dataclass(frozen=True, eq=False)
 class BlendGradients:
-    """The edit that blends a joint loss's two gradients of one step."""
+    """The edit that blends the two gradients of a joint loss in one step."""
 
     aside: Grads
     blend: Blend
@@ -125,7 +125,7 @@ class BlendGradients:
 
 @dataclass(frozen=True, eq=False)
 class ProximalTerm:
-    """Pulls weights back to where they were: the gradient of (strength / 2) * distance squared (FedProx)."""
+    """FedProx's proximal term: the gradient of (strength / 2) * squared distance to the weights `towards`."""
 
     towards: Arrays
     strength: float

@@ -1,6 +1,6 @@
-"""Scores other than accuracy, from counts that add up over examples and devices.
+"""Scores other than accuracy, from counts that can be added over examples and devices.
 
-Conventions are scikit-learn's and seqeval's: a share of nothing is 0.
+Conventions follow scikit-learn and seqeval: zero divided by zero is 0.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Entity = tuple[str, int, int]
-"""What it is, and the places of its first and last word."""
+"""The kind of an entity, and the positions of its first and last word."""
 
 
 def f1(right: float, seen: float, guessed: float) -> dict[str, float]:
-    """Precision, recall and their harmonic mean: of so many that there are and so many that were said."""
+    """F1, precision and recall, from the numbers of correct, true (`seen`) and predicted (`guessed`) items."""
     return {
         "f1": _share(2 * right, seen + guessed),
         "precision": _share(right, guessed),
@@ -23,7 +23,7 @@ def f1(right: float, seen: float, guessed: float) -> dict[str, float]:
 
 
 def class_f1(right: Sequence[int], seen: Sequence[int], guessed: Sequence[int]) -> dict[str, float]:
-    """Of class 1, where there are two classes; else the mean over the classes that occur or were said."""
+    """F1, precision and recall of class 1 if there are two classes; else their means over classes that occur."""
     each = [f1(*counts) for counts in zip(right, seen, guessed, strict=True) if counts[1] + counts[2]]
     if len(seen) == 2:
         return f1(right[1], seen[1], guessed[1])
@@ -31,7 +31,7 @@ def class_f1(right: Sequence[int], seen: Sequence[int], guessed: Sequence[int]) 
 
 
 def matthews(right: Sequence[int], seen: Sequence[int], guessed: Sequence[int]) -> float:
-    """Matthews' correlation of what was said with what is; for more than two classes Gorodkin's."""
+    """Matthews' correlation of predictions and labels; for more than two classes, Gorodkin's generalisation."""
     count = sum(seen)
     together = sum(right) * count - sum(a * b for a, b in zip(seen, guessed, strict=True))
     apart = (count**2 - sum(a * a for a in seen)) * (count**2 - sum(a * a for a in guessed))
@@ -39,12 +39,12 @@ def matthews(right: Sequence[int], seen: Sequence[int], guessed: Sequence[int]) 
 
 
 def moments(said: Sequence[float], true: Sequence[float]) -> dict[str, float]:
-    """Count, means and sums of squares and products about the means, from which a correlation follows."""
-    return joined({"count": 1, "said": a, "true": b} for a, b in zip(said, true, strict=True))
+    """Count, means, and sums of squares and products about the means, for a correlation."""
+    return merge_moments({"count": 1, "said": a, "true": b} for a, b in zip(said, true, strict=True))
 
 
-def joined(all_: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """The moments of several sets of pairs taken together (Chan et al., 1979: nothing is lost to large means)."""
+def merge_moments(all_: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """The moments of several sets of pairs together (Chan et al., 1979: accurate also for large means)."""
     sums = dict.fromkeys(("count", "said", "true", "said_said", "true_true", "said_true"), 0.0)
     for each in all_:
         count = sums["count"] + each["count"]
@@ -62,9 +62,9 @@ def joined(all_: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def pearson(sums: Mapping[str, float]) -> float | None:
-    """The correlation of what was said with what is; 0 where either is constant.
+    """Pearson's correlation of predictions and targets; 0 if either is constant.
 
-    There is none of fewer than two pairs, nor where what was said is beyond numbers.
+    None for fewer than two pairs, or if the predictions are not finite.
     """
     spread = math.sqrt(sums["said_said"]) * math.sqrt(sums["true_true"])
     if sums["count"] < 2 or not math.isfinite(spread):
@@ -73,7 +73,7 @@ def pearson(sums: Mapping[str, float]) -> float | None:
 
 
 def entities(tags: Sequence[str]) -> set[Entity]:
-    """The entities that BIO tags mark. As in seqeval, an I that continues nothing begins an entity.
+    """The entities that BIO tags mark. As in seqeval, an I tag that continues no entity begins one.
 
     >>> sorted(entities(["B-x", "I-x", "O", "I-y", "I-x"]))
     [('x', 0, 1), ('x', 4, 4), ('y', 3, 3)]

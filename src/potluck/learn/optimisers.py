@@ -1,4 +1,4 @@
-"""Optimisers over all tensors of a network at once: the arithmetic of torch.optim without its bookkeeping."""
+"""Optimisers that update all tensors of a network at once: the arithmetic of torch.optim, with less overhead."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from potluck.core import Local
 
 
 class Optimiser(Protocol):
-    """Moves weights in place."""
+    """Updates weights in place."""
 
     def __call__(self, weights: list[Tensor], grads: list[Tensor]) -> None: ...
 
     def reset(self, lr: float) -> None:
-        """Forgets its state and goes on at this rate: every client and round starts so."""
+        """Clears the state and sets the learning rate, for the next client or round."""
 
 
 def make_optimiser(local: Local, lr: float, hardware: torch.device | None = None) -> Optimiser:
-    """A fresh optimiser. On a GPU its rate and its memory are tensors, so that a step can be captured."""
+    """A new optimiser. On a GPU its learning rate and its state are tensors, so that a step can be captured."""
     if hardware is not None and hardware.type == "cuda":
         return make_fused_optimiser(local, lr, hardware)
     if local.optimiser == "adam":
@@ -30,7 +30,7 @@ def make_optimiser(local: Local, lr: float, hardware: torch.device | None = None
 
 
 def make_fused_optimiser(local: Local, lr: float, hardware: torch.device) -> Optimiser:
-    """A fresh optimiser whose step is one operation and whose whole state is tensors, so that it can be captured."""
+    """A new optimiser with a fused step and all its state in tensors, so that a step can be captured."""
     return (_FusedAdam if local.optimiser == "adam" else _FusedSgd)(local, lr, hardware)
 
 
@@ -84,7 +84,7 @@ class _Adam:
 
 
 class _Fused:
-    """What fused optimisers share: a rate that is a tensor, and state that is made once and then zeroed."""
+    """The base of fused optimisers: the learning rate is a tensor; the state is allocated once and then zeroed."""
 
     slots = 0
 
@@ -99,7 +99,7 @@ class _Fused:
             torch._foreach_zero_(tensors)
 
     def _align(self, weights: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
-        """Gradients in the memory order of their weights: a fused step goes by memory, not by index."""
+        """Gradients with the strides of their weights: a fused step works in memory order, not by index."""
         return [
             grad if grad.stride() == weight.stride() else torch.empty_like(weight).copy_(grad)
             for weight, grad in zip(weights, grads, strict=True)
@@ -147,7 +147,7 @@ class _FusedAdam(_Fused):
 
 
 class SplitOptimiser:
-    """Two fresh optimisers: `some` for chosen weights, which also take further steps, and one for the rest."""
+    """Two new optimisers: `some` for chosen weights, which also take extra steps, and `rest` for the others."""
 
     def __init__(self, local: Local, lr: float, some: Sequence[bool], hardware: torch.device | None = None) -> None:
         self.chosen = list(some)
@@ -165,16 +165,16 @@ class SplitOptimiser:
 
 
 def clip_gradients(grads: list[Tensor], most: float) -> list[Tensor]:
-    """Gradients scaled to a common norm of at most this, as `clip_grad_norm_` does it."""
+    """Gradients scaled down to a total norm of at most `most`, as in `clip_grad_norm_`."""
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
     scale = torch.clamp(most / (norm + 1e-6), max=1.0)
     return list(torch._foreach_mul(grads, scale))
 
 
 def displacement(local: Local, lr: float, steps: int, mu: float = 0.0) -> float:
-    """How far so many steps go, in learning rates, if every gradient is one: the norm of a in FedNova's paper.
+    """The 1-norm of `a` in FedNova's paper: the distance of all steps, in learning rates, if every gradient is 1.
 
-    Momentum goes further; a proximal term of strength `mu` holds back. Under Adam it is the number of steps.
+    Momentum makes it larger; a proximal term of strength `mu` makes it smaller. For Adam it is the number of steps.
     """
     if local.optimiser == "adam":
         return float(steps)

@@ -1,6 +1,6 @@
-"""What is learned: a loss to descend, a tally to keep on each device, and scores made of many tallies.
+"""Learning problems: a training loss, a tally (counts) on each device, and scores computed from all tallies.
 
-A problem's `metric` is the name of the score that runs are judged by; other scores stand beside it.
+A problem's `metric` is the name of its main score, by which runs are compared.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from potluck.learn import metrics
 from potluck.learn.losses import IGNORED, CrossEntropy, class_mask, mask_logits
 
 BATCH = 256
-"""Rows scored at once ..."""
+"""The most rows that are scored at once."""
 
 ROOM = 1 << 24
-"""... and scores held at once, where each token of a row has one for every token of the vocabulary."""
+"""The most logits that are held at once, for problems with logits for every token of a row."""
 
 
 @dataclass(frozen=True)
 class Classify:
-    """One label of several for each example."""
+    """Classification: one label for each example."""
 
     classes: int
     metric: str = "accuracy"
-    """What runs are judged by: accuracy, f1 or matthews."""
+    """The main score: accuracy, f1 or matthews."""
 
     @property
     def loss(self) -> Loss:
         return CrossEntropy()
 
     def tally(self, net: nn.Module, examples: Examples, owned: Sequence[int] | None = None) -> dict[str, Any]:
-        """Hits, examples and loss, class by class, and how often a class was said if a score asks for that.
+        """Correct predictions and examples of each class, the total loss and, if needed, predictions of each class.
 
-        These are counts that add up over examples and devices. Scores of classes that are not `owned`, if given, are
-        set to zero, as in training under label masks.
+        These counts can be added over examples and devices. If `owned` is given, the logits of other classes are set to
+        zero, as in training with label masks.
         """
         right = torch.zeros(self.classes, dtype=torch.long)
         seen, guessed = torch.zeros_like(right), torch.zeros_like(right)
@@ -55,14 +55,14 @@ class Classify:
                     scores = mask_logits(scores, class_mask(owned, self.classes))
                 total += float(functional.cross_entropy(scores, labels, reduction="sum"))
                 said = scores.argmax(1)
-                right += _counted(labels[said == labels], self.classes)
-                seen += _counted(labels, self.classes)
-                guessed += _counted(said, self.classes)
+                right += _class_counts(labels[said == labels], self.classes)
+                seen += _class_counts(labels, self.classes)
+                guessed += _class_counts(said, self.classes)
         extra = {} if self.metric == "accuracy" else {"guessed": guessed.tolist()}
         return {"right": right.tolist(), "seen": seen.tolist(), "loss": total, **extra}
 
     def scores(self, tallies: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        """Accuracy and mean loss, overall and per class (None for a class without examples), and what else is asked."""
+        """Accuracy, mean loss, accuracy per class (None for a class without examples), and other scores if needed."""
         right, seen, guessed, loss = [0] * self.classes, [0] * self.classes, [0] * self.classes, 0.0
         for tally in tallies:
             right = [a + b for a, b in zip(right, tally["right"], strict=True)]
@@ -84,10 +84,10 @@ class Classify:
 
 @dataclass(frozen=True)
 class NextToken:
-    """The token that follows each of a row's tokens. Unknown tokens and ends of lines count, padding does not."""
+    """Next-token prediction, for every token of a row. Unknown tokens and ends of lines count; padding does not."""
 
     classes: int
-    """Tokens of the vocabulary."""
+    """The size of the vocabulary."""
 
     metric: ClassVar[str] = "accuracy"
 
@@ -96,7 +96,7 @@ class NextToken:
         return CrossEntropy()
 
     def tally(self, net: nn.Module, examples: Examples, owned: Sequence[int] | None = None) -> dict[str, Any]:
-        """Hits, tokens and loss: counts that add up. Scores of tokens that are not `owned`, if given, are zero."""
+        """Correct predictions, tokens and total loss. If `owned` is given, the logits of other tokens are zero."""
         right, seen, total = 0, 0, 0.0
         net.eval()
         with torch.inference_mode():
@@ -110,7 +110,7 @@ class NextToken:
         return {"right": right, "seen": seen, "loss": total}
 
     def scores(self, tallies: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        """Accuracy, mean loss and perplexity over all tokens (none where it is beyond numbers)."""
+        """Accuracy, mean loss and perplexity over all tokens; no perplexity if it is too large for a float."""
         right, seen, total = 0, 0, 0.0
         for tally in tallies:
             right, seen, total = right + tally["right"], seen + tally["seen"], total + tally["loss"]
@@ -125,12 +125,12 @@ class NextToken:
 
 @dataclass(frozen=True)
 class Tag:
-    """A tag of the BIO scheme for each token that has one; runs are judged by the entities that the tags mark."""
+    """Tagging: a BIO tag for each token that has one. The main score counts the entities that the tags mark."""
 
     names: tuple[str, ...]
-    """Of the tags, "O" among them."""
+    """The names of the tags, "O" among them."""
     metric: str = "f1"
-    """What runs are judged by: f1 of all entities, or the accuracy of tags."""
+    """The main score: f1 of all entities, or accuracy of the tags."""
 
     @property
     def loss(self) -> Loss:
@@ -138,11 +138,11 @@ class Tag:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of entity that there are."""
+        """The kinds of entity."""
         return tuple(dict.fromkeys(name[2:] for name in self.names if name != "O"))
 
     def tally(self, net: nn.Module, examples: Examples, owned: Sequence[int] | None = None) -> dict[str, Any]:
-        """Hits, tags and loss and, for each kind of entity, how many were found, are there and were said."""
+        """Correct tags, all tags and total loss; of each kind of entity the correct, true and predicted ones."""
         right, seen, total = 0, 0, 0.0
         counts = {kind: [0, 0, 0] for kind in self.kinds}
         net.eval()
@@ -163,7 +163,7 @@ class Tag:
         return {"right": right, "seen": seen, "loss": total, "entities": counts}
 
     def _count(self, counts: dict[str, list[int]], said: list[list[int]], labels: list[list[int]]) -> None:
-        """Add the entities of some rows, read at the tokens that have a tag."""
+        """Adds the entities of some rows to the counts; tokens without a tag are skipped."""
         for mine, true in zip(said, labels, strict=True):
             pairs = [(self.names[a], self.names[b]) for a, b in zip(mine, true, strict=True) if b != IGNORED]
             guessed, there = (metrics.entities(tags) for tags in (zip(*pairs, strict=True) if pairs else ((), ())))
@@ -191,7 +191,7 @@ class Tag:
 
 @dataclass(frozen=True)
 class SquaredError:
-    """Mean squared error of the network's one number for each example."""
+    """Mean squared error of the network's single output."""
 
     inputs: str = "x"
     labels: str = "y"
@@ -202,7 +202,7 @@ class SquaredError:
 
 @dataclass(frozen=True)
 class Regress:
-    """A number for each example."""
+    """Regression: a number for each example."""
 
     metric: ClassVar[str] = "pearson"
 
@@ -211,7 +211,7 @@ class Regress:
         return SquaredError()
 
     def tally(self, net: nn.Module, examples: Examples, owned: Sequence[int] | None = None) -> dict[str, Any]:
-        """The sum of squared errors, and the moments of what was said and what is."""
+        """The sum of squared errors, and the moments of predictions and targets."""
         parts, total = [], 0.0
         net.eval()
         with torch.inference_mode():
@@ -220,23 +220,23 @@ class Regress:
                 said, true = net(batch["x"]).squeeze(-1).double(), batch["y"].double()
                 total += float(((said - true) ** 2).sum())
                 parts.append(metrics.moments(said.tolist(), true.tolist()))
-        return {"loss": total, "moments": metrics.joined(parts)}
+        return {"loss": total, "moments": metrics.merge_moments(parts)}
 
     def scores(self, tallies: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         """Pearson's correlation, and the mean squared error as the loss."""
         kept = list(tallies)
-        sums = metrics.joined(tally["moments"] for tally in kept)
+        sums = metrics.merge_moments(tally["moments"] for tally in kept)
         count = int(sums["count"])
         loss = sum(tally["loss"] for tally in kept) / count if count else None
         return {"pearson": metrics.pearson(sums), "loss": loss, "count": count}
 
 
-def _counted(labels: Tensor, classes: int) -> Tensor:
+def _class_counts(labels: Tensor, classes: int) -> Tensor:
     return torch.bincount(labels.cpu(), minlength=classes)
 
 
 def _batches(examples: Examples, classes: int) -> Iterator[Batch]:
-    """Examples with many labels each, in order, so few at once that their scores fit."""
+    """Batches of examples with many labels each, small enough that their logits fit into memory."""
     length = examples.columns["y"][:1].numel() or 1
     rows = max(1, min(BATCH, ROOM // (length * classes)))
     for at in range(0, len(examples), rows):

@@ -1,7 +1,7 @@
-"""Several clients' training in one go: networks of one shape, stacked along a new first dimension.
+"""Stacked training: several clients' networks of one shape train together, stacked along a new first dimension.
 
-Tiny networks spend most of their time between operations; stacked, twenty clients pay for that once. The arithmetic is
-each client's own, but matrix products of other shapes may round differently: equal within a tolerance, not bit for bit.
+For small networks most of the time is overhead between operations; twenty stacked clients pay it once. Each client's
+arithmetic stays the same, but batched matrix products may round differently: results are close, not equal bit for bit.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from potluck.learn.losses import CrossEntropy, MaskedCrossEntropy, ProximalTerm,
 from potluck.learn.optimisers import make_optimiser
 
 LOSSES = (CrossEntropy, MaskedCrossEntropy)
-"""Losses that are known to work on a stack."""
+"""Losses that work on stacked tensors."""
 EDITS = (ProximalTerm,)
-"""Edits that treat every number alike, so that they work on stacked tensors as they are."""
+"""Edits that work entry by entry, and so also on stacked tensors."""
 
 
 _PLAIN = (nn.Linear, nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.Identity, nn.Flatten)
-"""Layers that are known to work on a stack."""
+"""Layers that work on stacked tensors."""
 
 
 def can_stack(net: nn.Module) -> bool:
-    """Whether a network can be stacked: linear layers and what acts on each number alone, nothing else."""
+    """Whether a network can be stacked: it has only linear layers, activations and flattening."""
     leaves = [layer for layer in net.modules() if next(layer.children(), None) is None]
     return next(net.buffers(), None) is None and all(isinstance(leaf, _PLAIN) for leaf in leaves)
 
 
 def stacking_key(job: FitJob) -> Hashable | None:
-    """What jobs must share to run as one stack; None: this one runs alone."""
+    """Jobs with equal keys can run as one stack; None: this job runs alone."""
     values = (job.loss, *job.edits)
     known = type(job.loss) in LOSSES and all(type(edit) in EDITS for edit in job.edits)
     plain = not job.want_gradient and job.examples.augment is None and len(job.examples) > 0
@@ -51,7 +51,7 @@ def stacking_key(job: FitJob) -> Hashable | None:
 
 
 def fit_stacked(jobs: Sequence[FitJob]) -> list[Fit]:
-    """Trains the networks of jobs with one stacking key, all at once."""
+    """Trains the networks of jobs with equal stacking keys, all at once."""
     first = jobs[0]
     batches = [batch_rows(len(job.examples), job.local, job.rng) for job in jobs]
     buffers, stacked = _stack_weights(jobs)
@@ -90,7 +90,7 @@ def fit_stacked(jobs: Sequence[FitJob]) -> list[Fit]:
 
 
 def _stack_weights(jobs: Sequence[FitJob]) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Every client's buffers, and the same memory as one tensor of all clients for each weight."""
+    """Every client's buffers, and the same memory as stacked weights: one tensor of all clients for each weight."""
     first = jobs[0]
     if first.buffer is None:
         tensors = {name: torch.stack([job.weights[name].detach() for job in jobs]) for name in first.weights}
@@ -104,7 +104,7 @@ def _stack_weights(jobs: Sequence[FitJob]) -> tuple[list[Tensor], dict[str, Tens
 
 
 def _buffers(job: FitJob) -> list[Tensor]:
-    """Where a client's numbers lie."""
+    """The tensors that hold a client's weights."""
     return list(job.weights.values()) if job.buffer is None else [job.buffer[0]]
 
 
@@ -120,8 +120,8 @@ def _losses(net: nn.Module, stacked: Mapping[str, Tensor], loss: Any, batch: Bat
 
 
 class _Wide(TorchFunctionMode):
-    """Linear layers as products of stacks, [clients, batch, inside] with [clients, outside, inside]; an example's
-    dimensions begin one later."""
+    """Linear layers as batched matrix products, [clients, batch, in] with [clients, out, in]. Flattening starts one
+    dimension later."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is functional.linear:
@@ -138,17 +138,17 @@ class _Wide(TorchFunctionMode):
 
 
 def _plain_fields(value: Any) -> dict[str, Any]:
-    """What a value says in anything but tensors."""
+    """The fields of a loss or an edit that hold no tensors."""
     return {name: item for name, item in vars(value).items() if not isinstance(item, Tensor | Mapping)}
 
 
 def _replace_tensors(value: Any, told: Mapping[str, Any]) -> Any:
-    """A loss or an edit with other tensors."""
+    """A loss or an edit with new tensors."""
     return replace(value, **told)
 
 
 def _stack_tensors(values: Sequence[Any]) -> dict[str, Any]:
-    """The tensors of values that are alike, stacked, by the name of their field."""
+    """The stacked tensors of several losses or edits of one type, by field name."""
     found: dict[str, Any] = {}
     for field in fields(values[0]):
         items = [getattr(value, field.name) for value in values]
@@ -160,7 +160,7 @@ def _stack_tensors(values: Sequence[Any]) -> dict[str, Any]:
 
 
 def _batch(jobs: Sequence[FitJob], step: Sequence[Tensor]) -> Batch:
-    """Every client's batch of a step; gathered at once where they share their columns."""
+    """All clients' batches of one step; gathered at once if the clients share their columns."""
     examples = jobs[0].examples
     first = examples.columns["x"] if "x" in examples.columns else next(iter(examples.columns.values()))
     if any(all(column is not first for column in job.examples.columns.values()) for job in jobs):
@@ -174,14 +174,14 @@ def _batch(jobs: Sequence[FitJob], step: Sequence[Tensor]) -> Batch:
 
 
 def _clip_each(grads: list[Tensor], most: float) -> list[Tensor]:
-    """Each client's gradients scaled so that their common norm is at most this."""
+    """Each client's gradients, scaled down to a total norm of at most `most`."""
     norms = torch.stack([torch.linalg.vector_norm(grad.flatten(1), dim=1) for grad in grads])
     scale = torch.clamp(most / (torch.linalg.vector_norm(norms, dim=0) + 1e-6), max=1.0)
     return [grad * scale.view(-1, *[1] * (grad.dim() - 1)) for grad in grads]
 
 
 def run_stacked(jobs: Sequence[FitJob]) -> list[Fit | Exception]:
-    """Runs fits of networks that are alike in one go, every other one by itself; faults stand in place of results."""
+    """Runs jobs with equal stacking keys as one stack, and all others alone. A failed job gives its exception."""
     alike: dict[object, list[int]] = {}
     for at, job in enumerate(jobs):
         key = stacking_key(job)

@@ -1,4 +1,4 @@
-"""The usual client: receive a model, train it, report it. Methods override a line of this."""
+"""The default client side: receive a model, train it, send it back. Methods override single functions."""
 
 from __future__ import annotations
 
@@ -30,47 +30,47 @@ from potluck.core import (
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """The client's half that most methods share (``train`` and ``score``), and a server's half that does nothing."""
+    """The client side that most methods share (``train`` and ``score``), and defaults for the server side."""
 
     local: Local = Local()
 
     @on_client
     def train(self, task: Task, device: Device) -> ClientWork:
-        """Start from what was sent, fit to the client's data, report."""
+        """Trains the model that was sent on the client's data, and reports the result."""
         fit = yield self.request(task, device)
         return self.report(task, device, fit)
 
     def request(self, task: Task, device: Device) -> FitRequest:
-        """What to fit, to which examples, and how."""
+        """What to train, on which examples, and how."""
         if not len(device.data):
             raise Skip("no samples")
         start = self.start(task, device)
         return FitRequest(start, device.data, self.local, self.loss(task, device), self.edits(task, device))
 
     def start(self, task: Task, device: Device) -> Model:
-        """The model to train: as sent."""
+        """The model to train; by default, the one that was sent."""
         return task.models["model"]
 
     def loss(self, task: Task, device: Device) -> Loss:
-        """What to minimise: the problem's own loss."""
+        """The training loss; by default, the loss of the problem."""
         return device.problem.loss
 
     def edits(self, task: Task, device: Device) -> Sequence[Edit]:
-        """Corrections to the gradient: none."""
+        """Gradient corrections; by default, none."""
         return ()
 
     def report(self, task: Task, device: Device, fit: Fit) -> Reply:
-        """What to send back: the trained model, weighted by its samples."""
+        """The reply; by default, the trained model, weighted by the number of samples."""
         model = Model(task.models["model"].spec, device.snapshot(fit.net))
         return Reply(models={"model": model}, weight=float(len(device.data)), metrics=fit_metrics(fit))
 
     @on_client
     def score(self, task: Task, device: Device) -> Reply:
-        """Tallies of the model that was sent, or of the client's own, on its validation and test splits.
+        """Tallies of the model that was sent, or else of the client's own model, on its validation and test splits.
 
-        With ``masked`` in the task's config, classes that the client does not own cannot be predicted; with ``rows``,
-        only rows from the first to before the second number are scored; with ``common``, the device has the server's
-        splits in place of its own.
+        Options in the task's config: with ``masked``, the logits of classes that the client does not own are zero; with
+        ``rows = [start, end]``, only these rows are scored; with ``common``, the device uses the server's splits, not
+        its own.
         """
         model = task.models.get("model") or self.own(device)
         net = device.build(model)
@@ -79,28 +79,28 @@ class LocalTraining:
         return Reply(metrics={name: device.problem.tally(net, split, owned) for name, split in splits.items()})
 
     def own(self, device: Device) -> Model:
-        """The model that lives on this device, where a method keeps one there."""
+        """The client's own model, if the method keeps one on the device."""
         raise Skip("no model of its own")
 
     def ready(self, state: Any, now: Round) -> Any:
-        """The state to score: as it is."""
+        """The state to score; by default, unchanged."""
         return state
 
     def complete(
         self, served: Model | None, memory: Mapping[str, Any], labels: Sequence[int], zoo: Zoo
     ) -> Model | None:
-        """The model that a client uses: as the server serves it, or the one in its memory."""
+        """The model that a client uses: the served one, or else the one in its memory."""
         if served is not None:
             return served
         kept = memory.get("model")
         return kept if isinstance(kept, Model) else None
 
     def check(self, zoo: Zoo) -> None:
-        """Refuses, before round 0, a federation that this method cannot train: none."""
+        """Refuses, before round 0, a federation that this method cannot train; by default, accepts all."""
 
 
 def _pick_rows(examples: Examples, task: Task) -> Examples:
-    """The rows that a task names; all, where it names none."""
+    """The rows that a task names, or all rows if it names none."""
     rows = task.config.get("rows")
     if not isinstance(rows, list | tuple):
         return examples
@@ -112,5 +112,5 @@ def _pick_rows(examples: Examples, task: Task) -> Examples:
 
 
 def fit_metrics(fit: Fit) -> Mapping[str, Plain]:
-    """What the ledger learns of local training."""
+    """What the ledger records about local training."""
     return {"loss": fit.loss, "steps": fit.steps}

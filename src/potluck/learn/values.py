@@ -1,4 +1,4 @@
-"""What losses and edits are made of: tensors, numbers, other such values, and frozen networks."""
+"""Functions on the tensors inside losses, edits and states: find them, move them, map them, compare their structure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Frozen:
 
 
 def held_tensors(*values: Any) -> tuple[list[Tensor], list[nn.Module]]:
-    """The tensors and the frozen networks that losses and edits hold while they train, each once."""
+    """The tensors and the frozen networks inside losses and edits, each once."""
     tensors: dict[int, Tensor] = {}
     nets: dict[int, nn.Module] = {}
     waiting = list(values)
@@ -49,14 +49,14 @@ def held_tensors(*values: Any) -> tuple[list[Tensor], list[nn.Module]]:
 
 
 def to_device(value: Any, hardware: torch.device) -> Any:
-    """A loss or an edit with its tensors where the networks are."""
+    """The value with its tensors moved to this hardware."""
     if hardware.type == "cpu":
         return value
     return map_tensors(value, lambda tensor: tensor.to(hardware))
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A value with other tensors in the same places; networks and what is no tensor stay."""
+    """The value with `change` applied to every tensor; everything else stays."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, tuple | list):
@@ -75,7 +75,7 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def tensor_leaves(value: Any) -> list[Tensor]:
-    """The tensors of a value, in an order that is the same for all values of one structure."""
+    """The tensors of a value, in an order that depends only on its structure."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, tuple | list):
@@ -88,9 +88,9 @@ def tensor_leaves(value: Any) -> list[Tensor]:
 
 
 def structure_key(value: Any) -> Hashable:
-    """All of a value but its tensors' numbers: values with equal keys do the same operations, on other numbers.
+    """A key of everything in a value but the contents of its tensors. Equal keys: same operations, other numbers.
 
-    A `TypeError` names a value that may hold numbers which cannot be seen from here.
+    Raises `TypeError` for an object of unknown type, which may hold hidden numbers.
     """
     if isinstance(value, Tensor):
         return (tuple(value.shape), value.dtype)
@@ -104,7 +104,7 @@ def structure_key(value: Any) -> Hashable:
         return (type(value), *(structure_key(getattr(value, field.name)) for field in fields(value)))
     if value is None or isinstance(value, bool | int | float | str | Spec):
         return cast("Hashable", value)
-    raise TypeError(f"a {type(value).__name__} is no value that can be looked into")
+    raise TypeError(f"a {type(value).__name__} in a loss or edit may hold hidden numbers; use a frozen dataclass")
 
 
 def _has_fields(value: Any) -> bool:

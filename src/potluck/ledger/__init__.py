@@ -7,11 +7,12 @@ from potluck.ledger.checkpoints import Checkpoints
 from potluck.ledger.errors import CheckpointError, DamagedRecord, FolderError, LedgerError, MissingRun
 from potluck.ledger.files import remove_partial_files, write_atomically
 from potluck.ledger.folder import RunFiles, RunFolder, read_run
-from potluck.ledger.journal import Journal, read_journal
+from potluck.ledger.journal import Journal, read_journal, replace_nonfinite
 from potluck.ledger.lock import Lock
 from potluck.ledger.memories import Memories
 
 __all__ = [
     "CheckpointError", "Checkpoints", "DamagedRecord", "FolderError", "Journal", "LedgerError", "Lock", "Memories",
-    "MissingRun", "RunFiles", "RunFolder", "read_journal", "read_run", "remove_partial_files", "write_atomically",
+    "MissingRun", "RunFiles", "RunFolder", "read_journal", "read_run", "remove_partial_files",
+    "replace_nonfinite", "write_atomically",
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -99,6 +100,15 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
             if event is None:
                 raise _line_error(path, number)
             yield event
+
+
+def replace_nonfinite(value: Any) -> Any:
+    """The plain value with None for numbers that are not finite, which strict JSON does not allow."""
+    if isinstance(value, Mapping):
+        return {name: replace_nonfinite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [replace_nonfinite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _event(line: bytes) -> dict[str, Any] | None:

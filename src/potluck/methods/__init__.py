@@ -1,4 +1,4 @@
-"""Every method, by the name under which settings ask for it. To add one: a file, and a line here."""
+"""Every method, by the name that settings use for it. To add a method, add a file, and a line here."""
 
 from collections.abc import Mapping
 from typing import Any

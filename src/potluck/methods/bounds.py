@@ -1,6 +1,6 @@
-"""AllLarge, AllSmall, ExclusiveFL: what ordinary federated learning can do with unequal devices.
+"""AllLarge, AllSmall, ExclusiveFL: baselines that run ordinary federated learning on unequal devices.
 
-The reference baselines of Liu et al., "No One Left Behind: Inclusive Federated Learning over Heterogeneous Devices",
+They are the baselines of Liu et al., "No One Left Behind: Inclusive Federated Learning over Heterogeneous Devices",
 KDD 2022, https://arxiv.org/abs/2202.08036 (ExclusiveFL is "DropWeak" in its first version).
 """
 
@@ -17,7 +17,7 @@ from potluck.methods.fedavg import AveragedState
 
 @dataclass(frozen=True)
 class AllLarge(PrivateHead):
-    """Every client trains the largest network, whatever it can carry: the ideal bound."""
+    """Every client trains the largest network, even on devices too small for it: the ideal bound."""
 
     contract = ContractSettings(as_fedavg={})
 
@@ -38,15 +38,15 @@ class AllSmall(PrivateHead):
 
 @dataclass(frozen=True)
 class ExclusiveFL(PrivateHead):
-    """Only clients that can carry the largest tier's network take part; the others are left out.
+    """Only clients that can train the largest tier's network take part.
 
-    They have no model either: the server's is too large for them.
+    The other clients have no model: the server's is too large for them.
     """
 
     contract = ContractSettings(as_fedavg={})
 
     sampling: Literal["drop", "eligible"] = "drop"
-    """Sample everyone and drop who is too weak (cohorts shrink), or sample only among those strong enough."""
+    """drop: sample from all, then drop weak clients (cohorts shrink); eligible: sample only from strong clients."""
 
     def target(self, zoo: Zoo) -> Spec:
         return zoo.tiers[-1].spec

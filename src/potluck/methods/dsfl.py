@@ -1,13 +1,14 @@
-"""DS-FL: clients and server learn from the clients' mean answers on open, unlabelled rows, made more certain.
+"""DS-FL: clients and server learn from the clients' mean predictions on unlabelled public rows, with reduced entropy.
 
 Itahara et al., "Distillation-Based Semi-Supervised Federated Learning for Communication-Efficient Collaborative
-Training with Non-IID Private Data", IEEE TMC 2021, https://arxiv.org/abs/2008.06180. Clients train on their own data,
-upload softmax probabilities for the round's open rows, and get back one set of answers, from which they and the server
-learn. ERA, entropy reduction, is a softmax of the mean *probabilities* over a low temperature; SA is their plain mean.
-The server has a model of its own, which has seen nothing but these answers; labels of open rows are never used.
+Training with Non-IID Private Data", IEEE TMC 2021, https://arxiv.org/abs/2008.06180. Clients train on their own data
+and upload softmax probabilities for the round's public (open) rows. The server aggregates these, and clients and server
+learn from the aggregate. ERA, entropy reduction aggregation, is a softmax of the mean *probabilities* with a low
+temperature; SA is the plain mean. The server has its own model, which trains on nothing but these aggregates. Labels of
+public rows are never used.
 
-Answers are learned in the round that made them, and only clients of its cohort learn; server and clients do it with the
-optimiser that clients train with.
+Clients and server learn an aggregate in the round that made it, and only clients of that cohort do; both use the
+clients' optimiser.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from potluck.methods.bases.public_logits import PublicLogitsWithServer, refuse_b
 
 @dataclass(frozen=True)
 class DSFL(PublicLogitsWithServer):
-    """Learn from sharpened mean answers."""
+    """Clients and server learn the clients' mean probabilities, with reduced entropy."""
 
     contract = ContractSettings(
-        why_not="models live on the clients, and only answers cross the wire", idle={"distils": 0}
+        why_not="models live on the clients, and only probabilities cross the wire", idle={"distils": 0}
     )
 
     called: ClassVar[str] = "DS-FL"
     aggregate: Literal["era", "sa"] = "era"
-    """How answers are averaged: with less entropy, or simply."""
+    """How probabilities are aggregated: era, with reduced entropy; sa, the plain mean."""
     temperature: float = 0.1
-    """Of ERA: the lower, the more certain."""
+    """The temperature of ERA: a lower one reduces entropy more."""
     distils: int | None = None
-    """Epochs on the answers, for clients and server; None: as many as on a client's own data."""
+    """Distillation epochs of clients and server; None: as many as the local epochs."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,17 +49,17 @@ class DSFL(PublicLogitsWithServer):
 
     def round(self, state: Any, now: Round) -> Any:
         rows = self.draw_rows(now)
-        answers = self.collect_logits("train", now, rows)
-        if not answers:
+        uploads = self.collect_logits("train", now, rows)
+        if not uploads:
             return state
-        lesson = {**rows, "answers": self.combine(torch.stack(list(answers.values())))}
-        self.send_to(answers, "distil", now, lesson)
-        reply = self.train_server(state.model, now, lesson)
+        targets = {**rows, "answers": self.combine(torch.stack(list(uploads.values())))}
+        self.send_to(uploads, "distil", now, targets)
+        reply = self.train_server(state.model, now, targets)
         return state if reply is None else replace(state, model=reply.models["model"])
 
-    def combine(self, answers: Tensor) -> Tensor:
-        """What is learned, of the clients' probabilities [clients, rows, classes]."""
-        mean = answers.mean(0)
+    def combine(self, probabilities: Tensor) -> Tensor:
+        """The aggregate of the clients' probabilities [clients, rows, classes]."""
+        mean = probabilities.mean(0)
         return reduce_entropy(mean, self.temperature) if self.aggregate == "era" else mean
 
     def upload(self, net: nn.Module, task: Task, device: Device) -> Tensor:
@@ -67,25 +68,25 @@ class DSFL(PublicLogitsWithServer):
 
     @on_client
     def distil(self, task: Task, device: Device) -> ClientWork:
-        """A client learns the answers."""
+        """Train the client's model on the aggregated probabilities."""
         fit = yield self.answers_request(task, device)
         return self.keep(task, device, fit)
 
     @on_client
     def learn(self, task: Task, device: Device) -> ClientWork:
-        """The server's model learns the answers."""
+        """Train the server's model on the aggregated probabilities."""
         fit = yield self.answers_request(task, device)
         model = Model(task.models["model"].spec, device.snapshot(fit.net))
         return Reply({"model": model}, metrics=fit_metrics(fit))
 
     def answers_request(self, task: Task, device: Device) -> FitRequest:
-        """A fit of the device's model to the round's answers."""
+        """A fit of the device's model to the round's aggregated probabilities."""
         examples = with_columns(task_rows(task, device), answers=task.arrays["answers"])
         return self.distil_request(task, device, examples, self.distils, SoftCrossEntropy())
 
 
 def reduce_entropy(probabilities: Tensor, temperature: float) -> Tensor:
-    """ERA: a softmax of probabilities, not of logits, over a temperature."""
+    """ERA: a softmax of probabilities, not of logits, with a temperature."""
     return (probabilities / temperature).softmax(-1)
 
 

@@ -1,10 +1,11 @@
-"""FedAvg: train what you were given, average what comes back.
+"""FedAvg: clients train the server's model on their own data, and the server averages the trained models.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017,
 https://arxiv.org/abs/1602.05629.
 
-Batch-norm statistics are averaged like weights. What is beyond the paper stands beside this file, in ``bases``: unequal
-networks (`share`), label masks, static batch norm, private heads, and server rules other than to take the mean.
+Batch-norm statistics are averaged like weights. What goes beyond the paper is in ``bases``: unequal networks (`share`),
+label masks, static batch norm and private heads. Server rules other than the plain mean (`server`) are in
+``potluck.parts``.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from potluck.parts import OverlapMean, Part, Replace, Rule, Slots
 
 @dataclass(frozen=True)
 class AveragedState:
-    """The server's state: one model, and what the server rule remembers."""
+    """The server's state: one model, and the optimiser state of the server rule (`slots`)."""
 
     model: Model
     slots: Slots = EMPTY
     statistics: Mapping[str, Arrays] = EMPTY
-    """Batch-norm statistics by the network's key: only while a static network is scored."""
+    """Batch-norm statistics, by the network's key. Present only while networks with static batch norm are scored."""
 
 
 @dataclass(frozen=True)
 class Averaging(StaticBatchNorm, LabelMask):
     """FedAvg's round, which every method that averages weights inherits.
 
-    Clients train the server's network, or parts of it; the server averages whatever overlaps.
+    Clients train the server's network, or parts of it; the server averages the entries that overlap.
     """
 
     server: Rule = Replace()
@@ -54,11 +55,11 @@ class Averaging(StaticBatchNorm, LabelMask):
     def train_cohort(
         self, mean: OverlapMean, state: Any, now: Round, weigh: Callable[[Reply], Weight] | None = None
     ) -> tuple[Sequence[Reply], dict[str, Part]]:
-        """Sends everyone their part and adds what comes back to the mean; the replies, and who had which part."""
+        """Sends each client its part, and adds the replies to the mean. Returns the replies, and each client's part."""
         assigned = {client.id: self.assign(client, now) for client in self.pick(now)}
         where = next((tensor.device for tensor in mean.start.values()), torch.device("cpu"))
         parts = {id: part.on(where) for id, (_, part) in assigned.items()}
-        whole = {spec: Model(spec, mean.start) for spec, part in assigned.values() if part.entire}  # one for everybody
+        whole = {spec: Model(spec, mean.start) for spec, part in assigned.values() if part.entire}  # one copy for all
         tasks = (
             self.train_task(id, whole.get(spec) or Model(spec, parts[id].take(mean.start)), parts[id], state, now)
             for id, (spec, _) in assigned.items()
@@ -66,7 +67,7 @@ class Averaging(StaticBatchNorm, LabelMask):
         return now.fold(tasks, mean, parts, weigh or partial(self.weigh, zoo=now.zoo)), parts
 
     def server_step(self, state: Any, mean: OverlapMean, now: Round) -> Any:
-        """The state after the server's step towards a mean."""
+        """The state after the server rule's step towards the mean."""
         arrays, slots = self.server(mean.start, mean, state.slots, self.buffers(now.zoo))
         return replace(state, model=Model(state.model.spec, arrays), slots=slots)
 

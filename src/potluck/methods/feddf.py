@@ -1,14 +1,14 @@
-"""FedDF: average within each architecture, then teach every average what all clients' models say together.
+"""FedDF: averages within each architecture, then distils the ensemble of all clients' models into every average.
 
 Lin et al., "Ensemble Distillation for Robust Model Fusion in Federated Learning", NeurIPS 2020,
-https://arxiv.org/abs/2006.07242. The server holds a model for each architecture. Clients train theirs; equal ones are
-averaged; then each average, as a student, follows the mean scores of *all* received models on unlabelled rows. Labels
-of the public set are never used, so it need not be related to the clients' data: ``on = "noise"`` does without one and
-asks the teachers about random inputs.
+https://arxiv.org/abs/2006.07242. The server holds a model for each architecture. Clients train theirs, and equal
+architectures are averaged. Then server-side distillation: each average, as a student, learns the mean logits of *all*
+received models on unlabelled rows. Labels of the public set are never used, so it need not be related to the clients'
+data. With ``on = "noise"`` there is no public set, and the rows are random inputs.
 
-A fixed number of epochs stands for the paper's 10^4 steps with early stopping on a validation set, and the rate is
-constant within a round. An architecture of which no client took part is taught too. Under ``share = "whole"`` all train
-the full network, and there is one student.
+The paper takes 10^4 steps with early stopping on a validation set; here there is a fixed number of epochs, and the
+learning rate is constant within a round. An architecture of which no client took part is a student too. Under
+``share = "whole"`` all clients train the full network, and there is one student.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from potluck.parts import OverlapMean
 
 @dataclass(frozen=True)
 class FedDFDistillation(DistillationSettings):
-    """How students are taught: Adam, five epochs a round."""
+    """Settings of the server-side distillation: Adam, five epochs a round."""
 
     optimiser: Literal["sgd", "adam"] = "adam"
     lr: float = 1e-3
@@ -36,7 +36,7 @@ class FedDFDistillation(DistillationSettings):
 
 @dataclass(frozen=True)
 class FedDF(EnsembleDistillation):
-    """FedAvg within architectures, and an ensemble of all as everyone's teacher."""
+    """FedAvg within each architecture; the ensemble of all models teaches every average."""
 
     contract = ContractSettings(as_fedavg={"teach": {"epochs": 0}}, idle={"teach": {"epochs": 0}})
 
@@ -50,7 +50,7 @@ class FedDF(EnsembleDistillation):
         return self.distil(averaged, {"scores": mean_logits(logits)}, now)
 
     def distil(self, state: Any, targets: Arrays, now: Round) -> Any:
-        """The state after each architecture's model has learned these targets."""
+        """The state after each architecture's model was trained on these targets."""
         whole, students = state.model.arrays, self.students(now.zoo)
         tasks = (
             self.distil_task(Model(spec, part.take(whole)), targets, now, spec.key) for spec, part in students.items()
@@ -66,7 +66,7 @@ class FedDF(EnsembleDistillation):
 
 @dataclass(frozen=True)
 class KLFromTeachers:
-    """KL divergence from the teachers' mean logits; labels are not looked at."""
+    """KL divergence from the teachers' mean logits, without labels."""
 
     inputs: str = "x"
     target: str = "scores"

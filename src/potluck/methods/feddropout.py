@@ -1,10 +1,10 @@
-"""Federated Dropout: every client trains random units of every layer.
+"""Federated Dropout: every client trains a random sub-model: random units of every layer.
 
 Caldas et al., "Expanding the Reach of Federated Learning by Reducing Client Resource Requirements", 2018,
-https://arxiv.org/abs/1812.07210; drawn anew for each client and round, as the FedRolex paper's baseline (its Eq. 5).
-Caldas et al. share one draw among a round's clients: ``shared_per_round``. One draw serves all tensors that must agree
-(a residual stream). The FedRolex code draws anew for every layer, so that the two sides of an identity shortcut carry
-different channels: ``coupling = "none"`` does the same.
+https://arxiv.org/abs/1812.07210. Units are drawn anew for each client and round, as in the FedRolex paper's baseline
+(its Eq. 5). Caldas et al. share one draw among a round's clients: ``shared_per_round``. Tensors whose units must agree
+(a residual stream) share one draw. The FedRolex code draws anew for every layer, so that the two sides of an identity
+shortcut hold different channels: ``coupling = "none"`` does the same.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class FedDropout(WidthTiers):
 
     called: ClassVar[str] = "Federated Dropout"
     shared_per_round: bool = False
-    """All clients of a round draw alike; a smaller set is then the beginning of a larger one."""
+    """All clients of a round share one draw; the units of a narrow client are then a subset of a wide one's."""
     coupling: Literal["group", "none"] = "group"
-    """One draw for all tensors of an axis group, or a new one at every layer."""
+    """group: one draw for all tensors of an axis group; none: a new draw for every layer."""
 
     facts = Facts(networks="width", larger=True)
 
@@ -38,7 +38,7 @@ class FedDropout(WidthTiers):
         return lambda axis: self.draw(axis, spec, client, now, axis.group)
 
     def draw(self, axis: Axis, spec: Spec, client: Client, now: Round, what: str) -> Sequence[int]:
-        """Random units of a group, ascending."""
+        """Random units of a group, in ascending order."""
         who = () if self.shared_per_round else (client.id,)
         order = torch.randperm(axis.size, generator=now.rng("dropout", what, *who))
         return sorted(order[: spec.sizes[axis.group]].tolist())

@@ -1,14 +1,15 @@
-"""Fed-ET: small client models teach a large server model, each as much as it is sure, and share a layer with it.
+"""Fed-ET: small client models teach a large server model by weighted consensus, and share a layer with it.
 
 Cho et al., "Heterogeneous Ensemble Knowledge Transfer for Training Large Models in Federated Learning", IJCAI 2022,
-https://arxiv.org/abs/2204.12703. Small models are averaged within each architecture. On unlabelled public rows the
-received models agree by confidence, the variance of their scores; the server's large model learns what they agree on,
-and a little of what those say who would have chosen otherwise. The representation layer, here the head, is common to
-all: the server's starts from the small ones' and, once it has learned, goes back to them.
+https://arxiv.org/abs/2204.12703. Small models are averaged within each architecture. On unlabelled public rows, the
+received models form a consensus: each is weighted by its confidence, the variance of its logits. The server's large
+model learns the consensus, and a little from the models that predict another class (diversity regularisation). The
+representation layer, here the head, is common to all: the server's head starts from the heads of the small models and,
+after training, is sent back to them.
 
-A head that is shaped unlike the server's takes no part in that: its architecture keeps its own. The server's starts
-from the mean of the averages, each by the number of its clients. Where nobody dissents there is no term for it; other
-code pulls towards uniform answers there.
+A head whose shape differs from the server's takes no part in this: its architecture keeps its own. The server's head
+starts from the mean of the averaged heads, each weighted by its number of clients. If no model disagrees on a row, the
+regularisation is left out there; other code pulls towards the uniform distribution.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from potluck.parts import WHOLE, OverlapMean
 
 @dataclass(frozen=True)
 class FedETDistillation(DistillationSettings):
-    """How the large model is taught: 128 steps a round, with momentum."""
+    """Settings of the server-side distillation: 128 steps a round, with momentum."""
 
     lr: float = 5e-3
     momentum: float = 0.9
@@ -41,21 +42,21 @@ class FedETDistillation(DistillationSettings):
 
 @dataclass(frozen=True)
 class FedETState(AveragedState):
-    """What the server keeps: an average for each architecture, and a large model of its own."""
+    """The server's state: an average for each architecture, and its own large model."""
 
     large: Model = Newborn(Spec("none"))
 
 
 @dataclass(frozen=True)
 class FedET(EnsembleDistillation):
-    """A weighted consensus of small models, with room for doubt, taught to a large one."""
+    """A large server model learns the weighted consensus of small client models."""
 
     contract = ContractSettings(as_fedavg={"teach": {"steps": 0}}, idle={"teach": {"steps": 0}})
 
     called: ClassVar[str] = "Fed-ET"
     teach: FedETDistillation = FedETDistillation()
     doubt: float = 0.05  # lambda in the paper
-    """How much those count that disagree with the consensus."""
+    """Strength of the regularisation: KL divergence from the models that disagree with the consensus."""
 
     @property
     def facts(self) -> Facts:
@@ -81,7 +82,7 @@ class FedET(EnsembleDistillation):
         return replace(averaged, model=Model(averaged.model.spec, {**pool, **(back if head else {})}), large=large)
 
     def heads(self, zoo: Zoo) -> dict[Spec, dict[str, str]]:
-        """For each architecture whose head is shaped like the server's: where the head's tensors lie."""
+        """For each architecture whose head has the shape of the server's: the server's names of its tensors."""
         wanted = {name: shape for name, shape in zoo.shapes(zoo.full).items() if name.startswith("head.")}
         return {
             spec: {name: part.place(name).name for name in wanted}
@@ -90,7 +91,7 @@ class FedET(EnsembleDistillation):
         }
 
     def head(self, averaged: AveragedState, came: Iterable[Model], zoo: Zoo) -> Arrays:
-        """The mean of the averages' heads, each by how many clients it is of; nothing where none is like another."""
+        """The mean of the averaged heads, each weighted by its number of clients; empty if no head fits."""
         counts, pool = Counter(model.spec for model in came), averaged.model.arrays
         present = {spec: places for spec, places in self.heads(zoo).items() if counts[spec]}
         mean = OverlapMean({name: pool[there] for places in present.values() for name, there in places.items()})
@@ -102,25 +103,25 @@ class FedET(EnsembleDistillation):
         return ConsensusLoss(self.doubt)
 
     def serve(self, state: Any, client: Client, zoo: Zoo) -> Model | None:
-        """The large model to the server, an architecture's average to a client."""
+        """The large model for the server, the average of its architecture for a client."""
         large: Model = state.large
         return large if client.id == SERVER else super().serve(state, client, zoo)
 
 
 def confidence(logits: Tensor) -> Tensor:
-    """Each network's share in each row, [networks, rows]: by the variance of its logits over classes."""
+    """Each network's weight in each row, [networks, rows]: the variance of its logits over classes, normalised."""
     return _shares(logits.var(-1))
 
 
 def consensus(logits: Tensor) -> Tensor:
-    """The networks' logits, each weighted by its confidence."""
+    """The mean of the networks' logits, weighted by confidence."""
     return (confidence(logits)[..., None] * logits).sum(0)
 
 
 def dissenting_logits(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The logits of networks that would not choose what all agree on, by confidence; and where there are any.
+    """The mean logits of networks that disagree with the consensus, weighted by confidence; and which rows have any.
 
-    Where there are none, zeros.
+    Rows without any have zeros.
     """
     others = logits.argmax(-1) != consensus(logits).argmax(-1)
     shares = _shares(torch.where(others, confidence(logits), 0.0)) * others
@@ -128,14 +129,14 @@ def dissenting_logits(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _shares(weights: Tensor) -> Tensor:
-    """Weights that sum to one over networks; all alike where there are none."""
+    """Weights normalised to sum to one over networks; equal weights if all are zero."""
     total = weights.sum(0)
     return torch.where(total > 0, weights / torch.where(total > 0, total, 1.0), 1 / len(weights))
 
 
 @dataclass(frozen=True)
 class ConsensusLoss:
-    """Cross-entropy with what others agree on, and a little KL divergence from those who dissent, if any do."""
+    """Cross-entropy with the consensus, plus some KL divergence from the models that disagree, if there are any."""
 
     strength: float
     inputs: str = "x"

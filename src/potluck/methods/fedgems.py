@@ -1,14 +1,15 @@
-"""FedGEMS: a large server model learns public rows from its own past, or from those clients that can be relied on.
+"""FedGEMS: a large server model learns public rows by selective knowledge fusion: from its own past or from clients.
 
 Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective Knowledge Fusion", 2021,
-https://arxiv.org/abs/2110.11027. Clients train on their own data and upload scores of the labelled public rows. The
-server passes over these: rows that it gets right have cross-entropy alone, and it remembers its scores of them; for
-rows that it gets wrong it follows its memory or, where it has none, the clients' scores, each client by a softmax of
-one over its entropy. Clients then learn the public rows with the server as their teacher.
+https://arxiv.org/abs/2110.11027. Clients train on their own data and upload logits of the labelled public rows. The
+server makes several passes over these rows. A row that it gets right has cross-entropy alone, and the server remembers
+its logits. For a row that it gets wrong, it learns from the logits that it remembers or, if it has none, from the
+clients' logits; each client is weighted by a softmax of one over its entropy. Then the clients learn the public rows
+with the server as their teacher.
 
-What is right is decided batch by batch, by the scores at that moment; the memory is renewed once after each pass, with
-the scores that the server then has. Divergences are KL from the teacher; the code that we know of swaps the two. Server
-and clients train with the optimiser of [local], fresh in each pass.
+Whether a row is right is decided batch by batch, by the logits at that moment. The memory is renewed once after each
+pass, with the logits that the server then has. Divergences are KL from the teacher; the code that we know of swaps the
+two. Server and clients train with the optimiser of [local], which starts fresh in each pass.
 """
 
 from __future__ import annotations
@@ -49,35 +50,35 @@ from potluck.methods.bases.public_logits import (
 from potluck.methods.bases.submodels import classes
 
 LEAST = 1e-6
-"""The smallest entropy that is told from none."""
+"""Entropies below this count as this, so that one over the entropy is finite."""
 
 
 @dataclass(frozen=True)
 class FedGEMSState(ServerModelState):
-    """What the server keeps: its model, and its scores of rows that it once got right."""
+    """The server's state: its model, and its logits of rows that it once got right."""
 
     memory: Arrays = EMPTY
-    """``kept``, a row of scores for each public row, and ``known``, whether it is one."""
+    """``kept``: logits for each public row; ``known``: whether the server has any for this row."""
 
 
 @dataclass(frozen=True)
 class FedGEMS(PublicLogitsWithServer):
-    """Selective fusion into a large server model, and back."""
+    """Selective knowledge fusion from clients into a large server model, and back."""
 
     contract = ContractSettings(
         why_not="models live on the clients, and only logits cross the wire", idle={"passes": 0}
     )
 
     share: float = 0.75  # epsilon in the paper
-    """Of cross-entropy with the labels, where there is a teacher too."""
+    """The share of cross-entropy with the labels in the loss, if there is a teacher too."""
     select: bool = True
-    """Choose a teacher row by row; False is FedGEM: always the clients, for every row."""
+    """Choose a teacher for each row; False is FedGEM: the clients teach every row."""
     exclude: bool = False
-    """Leave clients out that are wrong about a row, unless all are; else they count as if they knew nothing."""
+    """Leave out clients that get a row wrong, unless all do; if False, such a client has zero before the softmax."""
     passes: int = 5
-    """The server's passes over the public rows in each round."""
+    """The server's epochs on the public rows in each round."""
     lessons: int | None = None
-    """A client's epochs on the public rows in each round; None: as many as on its own data."""
+    """A client's epochs on the public rows in each round; None: as many as the local epochs."""
 
     facts = Facts(networks="any", public="labels", memory=True, larger=True, sums=False)
 
@@ -96,23 +97,23 @@ class FedGEMS(PublicLogitsWithServer):
 
     def round(self, state: Any, now: Round) -> Any:
         about = self.draw_rows(now)
-        answers = self.collect_logits("train", now, about)
-        if not answers:
+        uploads = self.collect_logits("train", now, about)
+        if not uploads:
             return state
-        logits = torch.stack(list(answers.values()))
+        logits = torch.stack(list(uploads.values()))
         rows = about.get("rows", torch.arange(now.zoo.public)).to(logits.device)
         memory = {name: tensor[rows] for name, tensor in state.memory.items()}
         returns = {**logits_shapes(len(rows), now.zoo), **shapes_of(memory)}
         reply = self.train_server(state.model, now, {**about, **memory, "heard": logits}, returns)
         if reply is None:
             return state
-        self.send_to(answers, "follow", now, {**about, "scores": reply.arrays["scores"]})
+        self.send_to(uploads, "follow", now, {**about, "scores": reply.arrays["scores"]})
         kept = {name: state.memory[name].index_copy(0, rows, reply.arrays[name]) for name in memory}
         return replace(state, model=reply.models["model"], memory=kept)
 
     @on_client
     def learn(self, task: Task, device: Device) -> ClientWork:
-        """The server's passes over the public rows."""
+        """Train the server's model: several passes over the public rows."""
         public, model = task_rows(task, device), task.models["model"]
         kept, known = task.arrays["kept"], task.arrays["known"]
         labels = public.column("y")
@@ -131,26 +132,26 @@ class FedGEMS(PublicLogitsWithServer):
 
     @on_client
     def follow(self, task: Task, device: Device) -> ClientWork:
-        """A client learns the public rows, with the server as its teacher."""
+        """Train the client's model on the public rows, with the server as its teacher."""
         examples = with_columns(task_rows(task, device), scores=task.arrays["scores"])
         fit = yield self.distil_request(task, device, examples, self.lessons, TeacherLoss(self.share))
         return self.keep(task, device, fit)
 
 
 def client_weights(entropy: Tensor, right: Tensor, exclude: bool = False) -> Tensor:
-    """How much each network counts for each row, [networks, rows]: a softmax of one over its entropy.
+    """The weight of each network for each row, [networks, rows]: a softmax of one over its entropy.
 
-    A network that is wrong about a row has zero there before the softmax, which is still a weight above zero; with
-    `exclude` it has none, unless all are wrong.
+    A network that gets a row wrong has zero before the softmax, so its weight is still above zero. With `exclude` its
+    weight is zero, unless all networks get the row wrong.
     """
-    reasons = torch.where(right, 1 / entropy.clamp(min=LEAST), 0.0)
+    inverse = torch.where(right, 1 / entropy.clamp(min=LEAST), 0.0)
     if exclude:
-        reasons = torch.where(right | ~right.any(0), reasons, -torch.inf)
-    return reasons.softmax(0)
+        inverse = torch.where(right | ~right.any(0), inverse, -torch.inf)
+    return inverse.softmax(0)
 
 
 def ensemble_logits(logits: Tensor, labels: Tensor, exclude: bool = False) -> Tensor:
-    """The clients' logits, each weighted by how certain and right the client is."""
+    """The mean of the clients' logits, weighted by `client_weights`."""
     entropy = torch.special.entr(logits.softmax(-1)).sum(-1)
     return (client_weights(entropy, logits.argmax(-1) == labels, exclude)[..., None] * logits).sum(0)
 
@@ -161,7 +162,7 @@ class TeacherLoss:
 
     share: float
     selective: bool = False
-    """Rows that the network already gets right have cross-entropy alone: the teacher is asked about the others."""
+    """Rows that the network already gets right have cross-entropy alone; the others have the teacher too."""
     inputs: str = "x"
     labels: str = "y"
     target: str = "scores"

@@ -1,15 +1,17 @@
-"""FedMask: weights are frozen, and the same everywhere; what clients learn and share is which of them to use.
+"""FedMask: weights are frozen and the same on all clients; clients learn and share binary masks over them.
 
 Li et al., "FedMask: Joint Computation and Communication-Efficient Personalized Federated Learning via Heterogeneous
-Masking", SenSys 2021, https://doi.org/10.1145/3485730.3485929; written from the abstract, third-party code and general
-knowledge. A device that is first met is sent the weights once, scores every unit by |weight x gradient| on its data and
-keeps the best, as many as its budget allows: the network shrinks in fact. Then it learns a score for each weight of the
-last layers; a weight is used where sigmoid(score) is at least a half, and gradients go straight through that step.
+Masking", SenSys 2021, https://doi.org/10.1145/3485730.3485929. This is written from the abstract, third-party code and
+general knowledge. The first time it takes part, a client gets the weights once, computes each unit's importance,
+|weight x gradient| on its data, and keeps the best units, as many as its budget allows: the network really shrinks.
+Then it learns a score for each weight of the last layers. A weight is used if sigmoid(score) is at least a half;
+gradients go straight through this step (straight-through estimator).
 
-Bits go up. What several devices of the round hold is averaged, and comes down as a byte each: the mean in 254 steps, or
-255 for "nobody else holds this, keep your own". A device then sets sigmoid(score) to the mean, clipped to [.01, .99].
-Biases, norms and the layers before stay as they were sent; batch-norm statistics are the device's own. Little of a
-gradient reaches a score, so scores want Adam at a large rate. A client is scored with the bits that it last learned.
+Clients upload bits. Bits that several clients of the round hold are averaged, and come back as one byte each: the mean
+in 254 steps, or 255 for "nobody else holds this, keep your own". A client then sets sigmoid(score) to the mean, clipped
+to [.01, .99]. Biases, norms and earlier layers stay as they were sent; batch-norm statistics are the client's own. The
+gradients of scores are small, so scores need Adam with a large learning rate. A client is scored with the bits that it
+last learned.
 """
 
 from __future__ import annotations
@@ -45,11 +47,11 @@ from potluck.core import (
 from potluck.learn import fit_metrics
 from potluck.methods.bases.personal_models import (
     SelectedUnits,
-    at_least,
     choose_units,
+    require_at_least,
+    require_share,
     spec_of_units,
     unit_budget,
-    within,
 )
 from potluck.methods.bases.unit_importance import prunable_weights
 from potluck.methods.fedavg import AveragedState
@@ -60,22 +62,22 @@ ALONE = 255
 
 @dataclass(frozen=True)
 class FedMask(SelectedUnits):
-    """Clients learn which of the frozen weights to use, and share bits."""
+    """Clients learn binary masks over frozen weights, and share only bits."""
 
     contract = ContractSettings(why_not="weights never change: only bits are learned")
 
     weighting: Literal["uniform"] = "uniform"
     server: Replace = Replace()
     keep: float = 0.5
-    """Units kept of every group, where a client's tier has no width."""
+    """The share of every group's units to keep, if a client's tier has no width."""
     last: int = 3
-    """Layers, counted from the end, whose weights are chosen from."""
+    """Number of layers, counted from the end, whose weights are masked."""
     begin: float = 0.1
-    """The score that every weight starts with."""
+    """The initial score of every weight."""
 
     def __post_init__(self) -> None:
-        within(keep=self.keep)
-        at_least(1, last=self.last)
+        require_share(keep=self.keep)
+        require_at_least(1, last=self.last)
 
     def budget(self, client: Client, zoo: Zoo) -> Mapping[str, int]:
         return unit_budget(client, zoo, self.keep)
@@ -96,12 +98,12 @@ class FedMask(SelectedUnits):
         return replace(state)
 
     def bits_task(self, client: str, spec: Spec, zoo: Zoo) -> Task:
-        """A client is asked to train, and to reply with a bit for each weight of the last layers."""
+        """The task to train; the reply holds a bit for each weight of the last layers."""
         bits = {name: (zoo.shapes(spec)[name][0], torch.bool) for name in self.layers(spec, zoo)}
         return Task("train", client, models={"model": Newborn(spec)}, expects=Expected(arrays=bits))
 
     def layers(self, spec: Spec, zoo: Zoo) -> tuple[str, ...]:
-        """The tensors whose weights are chosen from."""
+        """The tensors whose weights are masked."""
         return prunable_weights(spec, zoo)[-self.last :]
 
     @on_client
@@ -114,7 +116,7 @@ class FedMask(SelectedUnits):
         return reply
 
     def start(self, task: Task, device: Device) -> Model:
-        """The network with scores in the place of the weights that are chosen from."""
+        """The network, with scores in the place of the masked weights."""
         weights: Model = device.memory["weights"]
         return Model(weights.spec, {**weights.arrays, **device.memory["scores"]})
 
@@ -125,7 +127,7 @@ class FedMask(SelectedUnits):
         return MaskedWeightsLoss(super().loss(task, device), trained, tuple(device.memory["scores"]))
 
     def report(self, task: Task, device: Device, fit: Fit) -> Reply:
-        """Bits; the network that they make is the client's own until it trains again."""
+        """Replies with the bits. The masked network is the client's own model until it trains again."""
         weights, after = device.memory["weights"], device.snapshot(fit.net)
         statistics = {name: after[name] for name in device.zoo.buffers(weights.spec)}
         frozen = {**weights.arrays, **statistics}
@@ -137,14 +139,14 @@ class FedMask(SelectedUnits):
 
     @on_client
     def merge(self, task: Task, device: Device) -> Reply:
-        """Believe of a weight what those who hold it believe on the whole."""
+        """Set the scores to the mean bits of all clients that hold the weights."""
         scores = device.memory["scores"]
         device.memory["scores"] = {name: score_for(scores[name], mean) for name, mean in task.arrays.items()}
         return Reply()
 
 
 def mean_bits(bits: OverlapMean) -> Arrays:
-    """The mean of each bit as a byte, in 254 steps; `ALONE` where fewer than two hold it."""
+    """The mean of each bit as a byte, in 254 steps; `ALONE` if fewer than two clients hold it."""
     means, owners = bits.value(), bits.sums.weights
     return {
         name: torch.where(torch.as_tensor(owners.get(name, 0.0)) >= 2, (mean * 254).round().to(torch.uint8), ALONE)
@@ -153,30 +155,30 @@ def mean_bits(bits: OverlapMean) -> Arrays:
 
 
 def score_for(scores: Tensor, mean: Tensor) -> Tensor:
-    """Scores whose sigmoid is the mean that was received, clipped to [.01, .99]; one's own where one is alone."""
+    """Scores whose sigmoid is the received mean, clipped to [.01, .99]; where it is `ALONE`, the old scores."""
     return torch.where(mean == ALONE, scores, torch.logit((mean / 254).clamp(0.01, 0.99)))
 
 
 @dataclass(frozen=True, eq=False)
 class MaskedWeightsLoss:
-    """A loss of the network whose weights are these where the live scores say so, and zero elsewhere."""
+    """The loss of the network with masked weights: zero where the live score is negative."""
 
     own: Loss
     weights: Arrays
-    """Every trained tensor of the network, frozen."""
+    """Every trainable tensor of the network, frozen."""
     masked: tuple[str, ...]
-    """Those in whose place the live network has scores."""
+    """The tensors for which the live network holds scores."""
 
     def __call__(self, net: nn.Module, batch: Batch) -> Tensor:
         live = dict(net.named_parameters())
-        worn = {
+        weights = {
             name: w * straight_through(live[name]) if name in self.masked else w for name, w in self.weights.items()
         }
-        worn_net: Any = partial(functional_call, net, worn)
-        return self.own(worn_net, batch)
+        masked_net: Any = partial(functional_call, net, weights)
+        return self.own(masked_net, batch)
 
 
 def straight_through(scores: Tensor) -> Tensor:
-    """One where sigmoid(score) is at least a half, else zero; its gradient is the sigmoid's."""
+    """1 where sigmoid(score) is at least a half, else 0; the gradient is that of the sigmoid."""
     soft = torch.sigmoid(scores)
     return (scores >= 0).to(scores.dtype) + (soft - soft.detach())

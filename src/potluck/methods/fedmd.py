@@ -1,12 +1,12 @@
-"""FedMD: clients agree on logits for public rows, learn these, and go back to their own data.
+"""FedMD: clients learn the mean of their logits on public rows (the consensus), then train on their own data.
 
 Li and Wang, "FedMD: Heterogenous Federated Learning via Model Distillation", 2019, https://arxiv.org/abs/1910.03581.
 Before its first round a client trains on the public rows with their labels, then on its own. In each round clients
-upload logits of public rows; the server takes the plain mean; clients *digest* it (mean absolute error) and
+upload logits of public rows, and the server takes the plain mean. Clients *digest* it (mean absolute error) and
 *revisit* their own data. Networks need nothing in common but the classes. The server has no model.
 
-The warm-up is a number of epochs instead of training until it stops helping, and it and the digest use the clients' own
-optimiser (the authors: Adam at 0.001 throughout). A client that is first drawn in a later round warms up then.
+The warm-up is a fixed number of epochs; the paper trains until convergence. Warm-up and digest use the clients' own
+optimiser (the authors: Adam at 0.001 throughout). A client that is first sampled in a later round warms up then.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from potluck.methods.local import EmptyState
 
 @dataclass(frozen=True)
 class FedMD(PublicLogits):
-    """Agree on public logits, digest, revisit."""
+    """Clients learn a consensus of logits on public rows, then train on their own data."""
 
     contract = ContractSettings(why_not="models live on the clients, and only logits cross the wire")
 
     warm_public: int = 5
-    """Epochs on the public rows before a client's first round ..."""
+    """Epochs on the public rows before a client's first round."""
     warm_private: int = 5
-    """... and then on its own."""
+    """Epochs on its own rows after that."""
     digests: int = 1
     """Epochs on the consensus in each round."""
     batch: int = 256
-    """Rows of a batch of the digest."""
+    """Batch size of the digest."""
 
     facts = Facts(networks="any", public="labels", memory=True)
 
@@ -67,7 +67,7 @@ class FedMD(PublicLogits):
 
     @on_client
     def answer(self, task: Task, device: Device) -> ClientWork:
-        """What the client's model predicts for public rows; a client that is new trains first (warm-up)."""
+        """The client's logits of public rows; a new client trains first (warm-up)."""
         if not len(device.data):
             raise Skip("no samples")
         start = self.start(task, device)
@@ -80,7 +80,7 @@ class FedMD(PublicLogits):
 
     @on_client
     def digest(self, task: Task, device: Device) -> ClientWork:
-        """Learn the consensus, then go back to the client's own data."""
+        """Learn the consensus (digest), then train on the client's own data (revisit)."""
         examples = with_columns(task_rows(task, device), scores=task.arrays["scores"])
         local = replace(self.local, epochs=self.digests, steps=None, batch=self.batch)
         digested = yield FitRequest(self.start(task, device), examples, local, LogitsError())

@@ -1,14 +1,15 @@
-"""FedNova: clients that take more local steps do not count more; every update is normalised by its number of steps.
+"""FedNova: normalises each client's update by its number of local steps, so that clients with more steps count no more.
 
 Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", NeurIPS 2020,
-https://arxiv.org/abs/2007.07481. A client's update x - y is divided by a, the distance that its steps go if every
-gradient is one: the number of steps, more with momentum, less with a proximal term (`mu`, as in FedProx). The server
-takes the mean of these directions, as far as clients went on average. Written as FedAvg: clients weigh p / a
-in the mean, and the step towards it is made longer. Server momentum is ``server = {name = "momentum"}``.
+https://arxiv.org/abs/2007.07481. A client's update x - y is divided by a: the distance that its steps go if every
+gradient is one. This is the number of steps; with momentum it is more, with a proximal term (`mu`, as in FedProx) less.
+The server takes the mean of the normalised updates, times the clients' average distance. It is written as FedAvg: a
+client's weight in the mean is p / a, and the step towards the mean is made longer. Server momentum is
+``server = {name = "momentum"}``.
 
-With `mu` the average is that of the steps, not of a, as in the released code; under Adam a is the number of steps.
-Momentum and `mu` together follow their common recursion, where the code adds the two up. Unequal networks take part
-under `share`: each tensor is normalised over the clients that own it. Buffers take the plain mean.
+With `mu`, the average is over the numbers of steps, not over a, as in the released code. Under Adam, a is the number of
+steps. Momentum and `mu` together follow their common recursion; the code adds the two. Unequal networks take part under
+`share`: each tensor is normalised over the clients that own it. Buffers take the plain mean.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from potluck.parts import OverlapMean, Part
 
 @dataclass(frozen=True)
 class FedNova(FedProx):
-    """FedAvg with normalised local steps."""
+    """FedAvg with updates normalised by the number of local steps."""
 
     contract = ContractSettings(as_fedavg={"mu": 0.0}, within=1e-6, local={"lr": 0.1, "steps": 3, "batch": 16})
 
@@ -48,17 +49,20 @@ class FedNova(FedProx):
         return self.mask_weight({"": share / far, **dict.fromkeys(buffers, share)}, reply, zoo)
 
     def share_of(self, reply: Reply) -> float:
-        """p in the paper, before it is divided by everyone's."""
+        """The client's weight (p in the paper), before it is divided by the sum over clients."""
         return reply.weight if self.weighting == "samples" else 1.0
 
     def steps(self, reply: Reply) -> tuple[float, float]:
-        """The steps that a client took, and how far they carried it; no more than its samples allow are believed."""
-        told, most = reply.metrics.get("steps"), self.local.count(int(reply.weight))
-        steps = max(min(told, most), 1) if isinstance(told, int) else max(most, 1)
+        """A client's number of local steps, and their distance (a in the paper).
+
+        A number above what the client's samples allow is lowered to that.
+        """
+        reported, most = reply.metrics.get("steps"), self.local.count(int(reply.weight))
+        steps = max(min(reported, most), 1) if isinstance(reported, int) else max(most, 1)
         return float(steps), displacement(self.local, self.local.rate(reply.task.round), steps, self.mu)
 
     def factors(self, replies: Iterable[Reply], parts: Mapping[str, Part], zoo: Zoo) -> dict[str, float]:
-        """How many times as far as to the mean each tensor moves; none where all of its owners went equally far."""
+        """By how much to multiply each tensor's step to the mean; left out where that is one."""
         sums: dict[str, list[float]] = {}
         for reply in replies:
             share, (steps, far) = self.share_of(reply), self.steps(reply)
@@ -70,7 +74,7 @@ class FedNova(FedProx):
 
 
 class ScaledMean(OverlapMean):
-    """A mean of which some tensors move by so many times the step."""
+    """A mean in which the steps of some tensors are multiplied by a factor."""
 
     def __init__(self, start: Arrays) -> None:
         super().__init__(start)
@@ -80,6 +84,6 @@ class ScaledMean(OverlapMean):
         out = dict(super().value())
         for name, factor in self.factors.items():
             old, far = self.start[name], self.start[name] + factor * (out[name] - self.start[name])
-            # Adding nothing loses the sign of -0.0; an entry that did not move keeps its bits.
+            # Adding zero loses the sign of -0.0. An entry that did not move keeps its exact value.
             out[name] = torch.where(out[name] == old, old, far)
         return out

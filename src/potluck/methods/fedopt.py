@@ -1,8 +1,9 @@
-"""FedAvgM, FedAdam, FedYogi, FedAdagrad, FedAdamW: FedAvg under a server optimiser.
+"""FedAvgM, FedAdam, FedYogi, FedAdagrad, FedAdamW: FedAvg with an optimiser on the server.
 
 Reddi et al., "Adaptive Federated Optimization", ICLR 2021, https://arxiv.org/abs/2003.00295; Hsu et al., 2019,
-https://arxiv.org/abs/1909.06335 (momentum). Only the default rule differs: ``server`` works under any method that
-averages weights. v starts at zero; Reddi et al. start at tau squared (``server.v0``).
+https://arxiv.org/abs/1909.06335 (momentum). Only the default of ``server`` differs from FedAvg; every method that
+averages weights has this setting. The second moment v starts at zero; Reddi et al. start at tau squared
+(``server.v0``).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from potluck.methods.fedavg import FedAvg
 from potluck.parts import Adagrad, Adam, AdamW, Momentum, Rule, Yogi
 
 NEUTRAL = {"lr": 1e6, "beta1": 0.0, "tau": 1e6}
-"""An adaptive rule as plain averaging: a step divided by (its size + tau) and multiplied by lr = tau is itself."""
+"""Turns an adaptive rule into plain averaging: if lr = tau is large, step * lr / (abs(step) + tau) is the step."""
 
 
 @dataclass(frozen=True)

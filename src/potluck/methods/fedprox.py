@@ -1,7 +1,8 @@
 """FedProx: FedAvg with a proximal term, which pulls clients back to the model they received.
 
 Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, https://arxiv.org/abs/1812.06127.
-The penalty (mu / 2) * ||w - received||^2 covers every trainable weight, no buffers. Partial work is not modelled.
+The proximal term is (mu / 2) * ||w - received||^2, over every trainable weight and no buffer. The paper's partial work
+(slow clients train less) is not modelled.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""FedRolex: every client trains a window of every layer's units, and the window rolls on with the round.
+"""FedRolex: every client trains a rolling sub-model: a window of every layer's units, which moves on each round.
 
 Alam et al., "FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model Extraction", NeurIPS 2022,
 https://arxiv.org/abs/2212.01548. Every unit is trained equally often, so the server's model may be wider than any
 client's. The window moves forward (Eq. 4); the released code moves it backward: ``direction = -1``. The paper rounds
-widths down, its code up (``rounding``). With heads, each head rolls for itself; in the code a sub-model's head
-straddles two of the server's once the window has moved: ``head_mode = "code"``. The code's counters of updates are left
-out: they are meant to cancel, and its transformer server discards the average it computes.
+widths down, its code rounds up (``rounding``). With attention heads, each head has its own window. In the code, once
+the window has moved, one head of a sub-model covers parts of two server heads: ``head_mode = "code"``. The code's
+counters of updates are left out: they are meant to cancel, and its transformer server discards the average it computes.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from potluck.parts import Choose
 
 @dataclass(frozen=True)
 class FedRolex(WidthTiers):
-    """Narrow clients train a window of every layer that rolls on each round."""
+    """Narrow clients train a window of every layer's units, which moves each round."""
 
     contract = ContractSettings(as_fedavg={"weighting": "samples", "label_mask": False, "step": 0})
 
     direction: Literal[1, -1] = 1
     """Forward as in the paper, or backward as in its code."""
     step: int = 1
-    """Units the window moves each round."""
+    """By how many units the window moves each round."""
     head_mode: Literal["per_head", "code"] = "per_head"
-    """Windows over each head's units, or over all heads' together."""
+    """per_head: a window over each head's units; code: one window over the units of all heads together."""
 
     facts = Facts(networks="width", larger=True)
 
@@ -50,5 +50,5 @@ class FedRolex(WidthTiers):
 
 
 def window(size: int, kept: int, start: int) -> list[int]:
-    """A cyclic window over a layer's units, in order."""
+    """The units in a cyclic window over a layer, in order."""
     return [(start + unit) % size for unit in range(kept)]

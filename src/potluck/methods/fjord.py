@@ -1,10 +1,10 @@
-"""FjORD: ordered dropout. Every mini-batch trains a prefix of the client's units, of a width drawn anew.
+"""FjORD: ordered dropout. Every mini-batch trains the first units of every layer, at a width drawn at random.
 
 Horváth et al., "FjORD: Fair and Accurate Federated Learning under heterogeneous targets with Ordered Dropout", NeurIPS
-2021, https://arxiv.org/abs/2102.13451. As in the authors' Flower baseline: widths are drawn from those up to the
-client's own, one for the whole network and each batch; with self-distillation the client's full width learns from the
-labels and the narrow one from the full width's answers; batch-norm statistics are kept apart for every width; clients
-weigh by their samples. No scaler, no label masks.
+2021, https://arxiv.org/abs/2102.13451. As in the authors' Flower baseline: each batch draws one width for the whole
+network, among the widths up to the client's own. With self-distillation, the client's full width learns from the
+labels, and the narrow width learns from the logits of the full width. Every width has its own batch-norm statistics.
+Clients are weighted by their samples. There is no scaler, and there are no label masks.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from potluck.parts import WHOLE, OverlapMean, Part, Place
 
 @dataclass(frozen=True)
 class FjORD(Averaging):
-    """Every batch trains a prefix of random width; narrow ones learn from the wide one."""
+    """Every batch trains a sub-model of random width; narrow widths learn from the full width."""
 
     contract = ContractSettings(as_fedavg={"widths": [1.0], "distill": False})
 
     widths: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8, 1.0)
-    """The widths that are drawn; a tier's own must be among them."""
+    """The widths to draw from; the width of every tier must be among them."""
     distill: bool = True
-    """Train the client's full width on the labels, and the narrow one on its answers."""
+    """Self-distillation: the client's full width learns from the labels, the narrow one from its logits."""
 
     facts = Facts(networks="width")
 
@@ -70,7 +70,7 @@ class FjORD(Averaging):
         return stepped
 
     def extra_payload(self, client: str, spec: Spec, part: Part, state: AveragedState, now: Round) -> Arrays:
-        return self.inner(spec, state.model.arrays, now.zoo)
+        return self.narrow_statistics(spec, state.model.arrays, now.zoo)
 
     def widths_up_to(self, spec: Spec, zoo: Zoo) -> list[Spec]:
         """The networks of every width up to this one's, narrowest first."""
@@ -84,8 +84,8 @@ class FjORD(Averaging):
         places = prefix(spec, zoo.full, zoo).places
         return spec, Part({**places, **{name: Place(statistics_name(name, spec, zoo)) for name in zoo.buffers(spec)}})
 
-    def inner(self, spec: Spec, whole: Mapping[str, Tensor], zoo: Zoo) -> dict[str, Tensor]:
-        """The batch-norm statistics of the widths below a client's own."""
+    def narrow_statistics(self, spec: Spec, whole: Mapping[str, Tensor], zoo: Zoo) -> dict[str, Tensor]:
+        """The batch-norm statistics of all widths below the client's own."""
         below = [narrow for narrow in self.widths_up_to(spec, zoo) if narrow != spec]
         names = (statistics_name(name, narrow, zoo) for narrow in below for name in zoo.buffers(narrow))
         return {name: whole[name] for name in names}
@@ -96,13 +96,13 @@ class FjORD(Averaging):
 
     @on_client
     def train(self, task: Task, device: Device) -> ClientWork:
-        """Train every batch at a width of its own."""
+        """Train each batch at its own random width."""
         if not len(device.data):
             raise Skip("no samples")
         model, zoo = task.models["model"], device.zoo
         net = device.build(model)
         widths = self.widths_up_to(model.spec, zoo)
-        nets = {narrow: self.below(narrow, task, device) for narrow in widths if narrow != model.spec}
+        nets = {narrow: self.build_narrow(narrow, task, device) for narrow in widths if narrow != model.spec}
         losses = [AtWidth(nets.get(spec), prefix(spec, model.spec, zoo), self.distill) for spec in widths]
         loss = losses[0] if len(losses) == 1 else self.turns(losses, device)
         fit = yield FitRequest(net, device.data, self.local, loss)
@@ -115,19 +115,19 @@ class FjORD(Averaging):
         return replace(self.report(task, device, fit), arrays=seen)
 
     def turns(self, losses: list[AtWidth], device: Device) -> Turns:
-        """A width for every batch, drawn before the first."""
+        """A width for every batch; all are drawn before the first batch."""
         order = torch.randint(len(losses), (self.local.count(len(device.data)),), generator=device.rng)
         return Turns(tuple(losses), tuple(order.tolist()))
 
-    def below(self, spec: Spec, task: Task, device: Device) -> nn.Module:
-        """A narrower live network with statistics of its own; its weights are the wide one's, batch by batch."""
+    def build_narrow(self, spec: Spec, task: Task, device: Device) -> nn.Module:
+        """A narrow live network with its own statistics; in each batch it uses the weights of the wide one."""
         model, zoo = task.models["model"], device.zoo
         arrays = dict(prefix(spec, model.spec, zoo).take(model.arrays))
         arrays |= {name: task.arrays[statistics_name(name, spec, zoo)] for name in zoo.buffers(spec)}
-        return device.build(Model(spec, arrays)).train()  # whoever scored with it last left it in evaluation
+        return device.build(Model(spec, arrays)).train()  # scoring may have left it in evaluation mode
 
-    def expected(self, model: Model, arrays: Arrays, now: Round) -> Expected:
-        """The model, and the batch-norm statistics of the widths below."""
+    def expected_reply(self, model: Model, arrays: Arrays, now: Round) -> Expected:
+        """The model, and the batch-norm statistics of all narrower widths."""
         return Expected({"model": model.shapes}, shapes_of(arrays))
 
     def check(self, zoo: Zoo) -> None:
@@ -143,13 +143,13 @@ class FjORD(Averaging):
 
 
 def statistics_name(name: str, spec: Spec, zoo: Zoo) -> str:
-    """The name under which the server keeps a network's statistics: another one for every width."""
+    """The server's name for a network's batch-norm statistics; it differs for every width."""
     return name if spec == zoo.full else f"{name} at {spec.key}"
 
 
 @dataclass(frozen=True, eq=False)
 class AtWidth:
-    """The loss of one batch at one width, taught by the labels or by the client's full width."""
+    """The loss of one batch at one width; the labels teach, or the client's full width does."""
 
     narrow: nn.Module | None
     """None: the full width itself."""
@@ -166,9 +166,9 @@ class AtWidth:
         return cross_entropy(wide, batch["y"]) + cross_entropy(small, batch["y"], teacher=wide.detach())
 
     def narrow_logits(self, net: nn.Module, x: Tensor) -> Tensor:
-        """The narrow network's scores, computed with the wide one's weights."""
+        """The narrow network's logits, computed with the wide network's weights."""
         assert self.narrow is not None
         live = dict(net.named_parameters())
         weights = {name: place.take(live[place.name]) for name, place in self.part.places.items() if name in live}
-        scores: Tensor = functional_call(self.narrow, weights, (x,))
-        return scores
+        logits: Tensor = functional_call(self.narrow, weights, (x,))
+        return logits

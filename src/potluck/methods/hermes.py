@@ -1,14 +1,15 @@
-"""Hermes: every client prunes filters until its network fits, and shares only what others have kept too.
+"""Hermes: every client prunes filters until its network fits its budget, and shares only what other clients keep too.
 
 Li et al., "Hermes: An Efficient Federated Learning Framework for Heterogeneous Mobile Clients", MobiCom 2021,
-https://doi.org/10.1145/3447993.3483278; written from the abstract and general knowledge, no code being public. A client
-whose network does well on its validation split removes the units with the smallest weights (L1), a share of each axis
-group, until it fits; a penalty on whole filters prepares that. Units of the first group and the classes are never
-pruned. Networks shrink in fact, so computing and traffic shrink with them.
+https://doi.org/10.1145/3447993.3483278. No code is public: this is written from the abstract and general knowledge. If
+a client's network is accurate enough on its validation split, the client removes the units with the smallest weights
+(L1), a share of each axis group, until the network fits. A penalty on whole filters (group sparsity) prepares this.
+Units of the first group and the classes are never pruned. Networks really shrink, and with them computation and
+traffic.
 
-After training, entries that several clients of the round hold are averaged and go back to them; what one holds alone
-stays its own. There is no global model: the server keeps the mean only for newcomers to start from. A client is scored,
-and decides whether to prune, with its network as it last trained it, before it met the others.
+After training, entries that several clients of the round hold are averaged and sent back to them. Entries that one
+client holds alone stay its own. There is no global model: the server keeps the mean only as a start for newcomers. A
+client is scored, and decides whether to prune, with its network as it last trained it, before the averaging.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ from potluck.methods.bases.personal_models import (
     all_if_new,
     choose_units,
     requested_sizes,
+    require_share,
     scatter,
     spec_of_units,
     unit_budget,
     unit_counts,
-    within,
 )
 from potluck.methods.bases.unit_importance import prunable_weights, row_axis, top_units, unit_scores, validation_score
 from potluck.methods.fedavg import AveragedState
@@ -60,17 +61,17 @@ class Hermes(PersonalModels):
     contract = ContractSettings(as_fedavg={"threshold": 2.0, "sparsity": 0.0, "weighting": "samples"}, tiers="width")
 
     keep: float = 0.5
-    """Units kept of every group in the end, where a client's tier has no width."""
+    """The share of every group's units kept in the end, if a client's tier has no width."""
     prune: float = 0.2
-    """The share of a group's units that goes each time."""
+    """The share of a group's units that one pruning removes."""
     threshold: float = 0.5
     """Prune only a network whose validation accuracy is above this."""
     sparsity: float = 1e-4
-    """Strength of the penalty on whole filters."""
+    """Strength of the penalty on whole filters (group sparsity)."""
     server: Replace = Replace()
 
     def __post_init__(self) -> None:
-        within(keep=self.keep, prune=self.prune)
+        require_share(keep=self.keep, prune=self.prune)
 
     def budget(self, client: Client, zoo: Zoo) -> Mapping[str, int]:
         sizes, first = zoo.full.sizes, first_group(zoo)
@@ -101,16 +102,16 @@ class Hermes(PersonalModels):
 
     @on_client
     def show(self, task: Task, device: Device) -> Reply:
-        """What this client holds, after a step of pruning where it is due."""
+        """This client's masks, after a step of pruning if one is due."""
         if "model" in device.memory:
             self.shrink(requested_sizes(task), device)
         return super().show(task, device)
 
     def shrink(self, goal: Mapping[str, int], device: Device) -> None:
-        """Removes the weakest units of every group that still has too many, from a network that does well enough."""
+        """Removes the weakest units of every group that has too many, if the network is accurate enough."""
         own = self.own(device)
         sizes, axes = own.spec.sizes, device.zoo.axes(own.spec)
-        keep = {group: fewer(size, goal[group], self.prune) for group, size in sizes.items()}
+        keep = {group: size_after_pruning(size, goal[group], self.prune) for group, size in sizes.items()}
         if keep == dict(sizes) or validation_score(device.build(own), device) <= self.threshold:
             return
         weights = {name: own.arrays[name].abs() for name in prunable_weights(own.spec, device.zoo)}
@@ -122,7 +123,7 @@ class Hermes(PersonalModels):
         device.memory["held"] = {group: scatter(left[group], had) for group, had in device.memory["held"].items()}
 
     def start(self, task: Task, device: Device) -> Model:
-        """A newcomer's is sent; any other goes on from its own, as the others left it."""
+        """A newcomer starts from the received model; any other client from its own, as last averaged."""
         sent = task.models["model"]
         met: Model = device.memory["met"] if isinstance(sent, Newborn) else sent
         return met
@@ -135,18 +136,18 @@ class Hermes(PersonalModels):
     def report(self, task: Task, device: Device, fit: Fit) -> Reply:
         reply = super().report(task, device, fit)
         device.memory["model"] = device.memory["met"] = reply.models["model"]
-        device.memory["held"] = all_if_new(self.held(device))
+        device.memory["held"] = all_if_new(self.own_masks(device))
         return reply
 
     @on_client
     def merge(self, task: Task, device: Device) -> Reply:
-        """Take what came of meeting the others."""
+        """Keep the averaged model as the start of the next training."""
         device.memory["met"] = task.models["model"]
         return Reply()
 
 
-def fewer(size: int, goal: int, share: float) -> int:
-    """Units of a group that stay when this share of them, at least one, goes; never fewer than the goal."""
+def size_after_pruning(size: int, goal: int, share: float) -> int:
+    """A group's size after removing this share of its units, at least one; never below the goal."""
     return size if size <= goal else max(goal, size - max(1, int(share * size)))
 
 
@@ -159,7 +160,7 @@ def first_group(zoo: Zoo) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class GroupSparsity:
-    """Group sparsity: the gradient of strength x the sum of the lengths of these tensors' rows."""
+    """Group sparsity: adds the gradient of strength x the sum of the norms of these tensors' rows."""
 
     names: tuple[str, ...]
     strength: float
@@ -170,6 +171,6 @@ class GroupSparsity:
 
 
 def normalise_rows(weight: Tensor) -> Tensor:
-    """A tensor with each row scaled to length one; a row of zeros stays."""
+    """A tensor with each row scaled to norm one; a row of zeros stays zero."""
     lengths: Tensor = torch.linalg.vector_norm(weight.flatten(1), dim=1).clamp(min=1e-12)
     return weight / lengths.reshape(-1, *[1] * (weight.dim() - 1))

@@ -1,8 +1,9 @@
-"""HeteroFL: every client trains the first units of every layer, as many as it can carry.
+"""HeteroFL: every client trains a sub-model: the first units of every layer, as many as its width allows.
 
 Diao, Ding and Tarokh, "HeteroFL: Computation and Communication Efficient Federated Learning for Heterogeneous Clients",
-ICLR 2021, https://arxiv.org/abs/2010.01264. Clients count alike, as in the released code. With heads, the first units
-of each head are kept. The code's contiguous or redrawn assignment of widths is ``[fleet] tiers``.
+ICLR 2021, https://arxiv.org/abs/2010.01264. All clients have the same weight, as in the released code. With attention
+heads, the first units of each head are kept. The code assigns widths in contiguous blocks or draws them anew: this is
+``[fleet] tiers``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Local: every client trains alone, its own tier's network on its own data.
+"""Local: every client trains its own tier's network on its own data, alone.
 
-The reference without federation. Clients train in the rounds in which they are sampled, so that every method spends the
-same number of local steps; the model lives in the client's memory and nothing crosses the wire but plain numbers.
+The baseline without federation. Clients train in the rounds in which they are sampled, so that every method takes the
+same number of local steps. The model lives in the client's memory; only plain numbers cross the wire.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from potluck.learn import LocalTraining, fit_metrics
 
 @dataclass(frozen=True)
 class EmptyState:
-    """The server knows nothing."""
+    """The server's state: nothing."""
 
 
 @dataclass(frozen=True)
 class LocalOnly(LocalTraining):
-    """No communication: each client for itself."""
+    """No communication: each client trains alone."""
 
     contract = ContractSettings(why_not="nothing is shared: there is no model to compare with FedAvg's")
 

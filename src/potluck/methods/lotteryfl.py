@@ -1,13 +1,15 @@
-"""LotteryFL: every client looks for a winning ticket, a sparse network that suits its data, and shares where it can.
+"""LotteryFL: every client searches for its own winning ticket, a sparse sub-network, by pruning and rewinding.
 
 Li et al., "LotteryFL: Personalized and Communication-Efficient Federated Learning with Lottery Ticket Hypothesis on
-Non-IID Datasets", 2020, https://arxiv.org/abs/2008.03371. A client whose network is good enough prunes its smallest
-weights, tensor by tensor, and rewinds the others to their first values. Weights that a client has pruned stay zero and
-do not travel, from the next round on: in the round itself it answers with what it was sent, and with the bits that say
-what is left. Weights only, no biases. A weight that nobody holds keeps the server's value.
+Non-IID Datasets", 2020, https://arxiv.org/abs/2008.03371. If a client's network is accurate enough, the client prunes
+its smallest weights, tensor by tensor, and rewinds the others to their initial values. Pruned weights stay zero. From
+the next round on, they do not cross the wire; in the round itself, the client replies with values for all that it
+received, and with bits for what is left. Only weights are pruned, no biases. A weight that no client holds keeps the
+server's value.
 
-As in the released code the share that remains is reckoned, not counted: 0.8 to the number of prunings. The code tests a
-client on its test split; here it is the validation split or, without one, the training examples.
+As in the released code, the share that remains is computed, not counted: (1 - prune) to the power of the number of
+prunings. The code tests a client on its test split; here it is the validation split or, without one, the training
+examples.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from potluck.core import (
     Zoo,
     on_client,
 )
-from potluck.methods.bases.personal_models import PersonalModels, all_if_new, is_newcomer, scatter, within
+from potluck.methods.bases.personal_models import PersonalModels, all_if_new, is_newcomer, require_share, scatter
 from potluck.methods.bases.unit_importance import MaskedGradients, prunable_weights, validation_score
 from potluck.methods.fedavg import AveragedState
 from potluck.parts import Mask, OverlapMean
@@ -43,7 +45,7 @@ from potluck.parts import Mask, OverlapMean
 
 @dataclass(frozen=True)
 class LotteryState(AveragedState):
-    """What the server keeps: the averaged model, and the values that it was born with."""
+    """The server's state: the averaged model, and its initial values (`ticket`)."""
 
     ticket: Arrays = EMPTY
 
@@ -57,14 +59,14 @@ class LotteryFL(PersonalModels):
     )
 
     keep: float = 0.5
-    """Prune until this share of the weights remains, or less."""
+    """Prune until at most this share of the weights remains."""
     prune: float = 0.2
-    """The share of the remaining weights that goes each time."""
+    """The share of the remaining weights that one pruning removes."""
     threshold: float = 0.2
-    """Prune only a network that is more accurate than this."""
+    """Prune only a network whose accuracy is above this."""
 
     def __post_init__(self) -> None:
-        within(keep=self.keep, prune=self.prune)
+        require_share(keep=self.keep, prune=self.prune)
 
     def init(self, zoo: Zoo, rng: torch.Generator) -> LotteryState:
         model = self.initial_model(zoo, rng)
@@ -84,7 +86,7 @@ class LotteryFL(PersonalModels):
         return replace(state, model=Model(state.model.spec, arrays), slots=slots)
 
     def tasks(self, state: LotteryState, shown: Mapping[str, Arrays], now: Round) -> Iterator[Task]:
-        """To each client what it holds; to newcomers everything, and the first values, the same in round 0."""
+        """Sends each client what it holds; newcomers get everything and, after round 0, the initial values too."""
         for id, held in shown.items():
             models = {"model": Model(state.model.spec, pack_masked(state.model.arrays, all_if_new(held)))}
             if now.index and is_newcomer(held):
@@ -98,8 +100,8 @@ class LotteryFL(PersonalModels):
         return {name: (shapes[name][0], torch.bool) for name in prunable_weights(zoo.full, zoo)}
 
     def start(self, task: Task, device: Device) -> Model:
-        """What was sent or, where it was good enough to prune, what is left of it, rewound."""
-        sent, held = task.models["model"], self.held(device)
+        """The received model or, if it is accurate enough to prune, the pruned model with its initial values."""
+        sent, held = task.models["model"], self.own_masks(device)
         model = Model(sent.spec, unpack_masked(sent.arrays, all_if_new(held)))
         if is_newcomer(held):
             device.memory["held"], device.memory["remaining"] = all_if_new(held), 1.0
@@ -116,8 +118,8 @@ class LotteryFL(PersonalModels):
 
     @on_client
     def train(self, task: Task, device: Device) -> ClientWork:
-        """Answers with values for all that was sent, and bits for what of it is left."""
-        before = all_if_new(self.held(device))
+        """Reply with values for all that was received, and bits for what is left of it."""
+        before = all_if_new(self.own_masks(device))
         reply = yield from super().train(task, device)
         trained, after = reply.models["model"], device.memory["held"]
         arrays = trained.arrays
@@ -128,7 +130,7 @@ class LotteryFL(PersonalModels):
     def complete(
         self, served: Model | None, memory: Mapping[str, Any], labels: Sequence[int], zoo: Zoo
     ) -> Model | None:
-        """The model in the client's memory, where only the weights under its masks are kept."""
+        """The client's own model, unpacked: its memory keeps only the weights under its masks."""
         packed = super().complete(served, memory, labels, zoo)
         return packed and Model(packed.spec, unpack_masked(packed.arrays, memory["held"]))
 
@@ -138,16 +140,16 @@ class LotteryFL(PersonalModels):
 
 
 def prune_mask(weights: Tensor, mask: Tensor, share: float) -> Tensor:
-    """The mask without this share of its smallest weights: those below the percentile, as numpy has it."""
+    """The mask without this share of its smallest weights: those below numpy's percentile."""
     size = weights.abs()
     return mask & (size >= float(np.percentile(size[mask].double().numpy(), 100 * share)))
 
 
 def pack_masked(arrays: Arrays, masks: Arrays) -> Arrays:
-    """Only the entries under the masks, one after the other; other tensors entire."""
+    """Only the entries under the masks, as a flat tensor; tensors without a mask whole."""
     return {name: tensor[masks[name]] if name in masks else tensor for name, tensor in arrays.items()}
 
 
 def unpack_masked(arrays: Arrays, masks: Arrays) -> Arrays:
-    """The tensors of which these are the entries under the masks, with zeros elsewhere."""
+    """Undoes `pack_masked`: the entries at their places, zeros elsewhere."""
     return {name: scatter(tensor, masks[name]) if name in masks else tensor for name, tensor in arrays.items()}

@@ -1,12 +1,13 @@
-"""MOON: FedAvg with a contrastive loss: features near the received model's, away from the client's previous ones.
+"""MOON: FedAvg with a contrastive loss, features go near the received model's and away from the previous one's.
 
-Li, He and Song, "Model-Contrastive Federated Learning", CVPR 2021, https://arxiv.org/abs/2103.16257. A client keeps its
-model of the round in which it last took part; the first time, the received one stands in for it, and the contrast has
-no gradient. Received and previous networks are frozen, in evaluation mode.
+Li, He and Song, "Model-Contrastive Federated Learning", CVPR 2021, https://arxiv.org/abs/2103.16257. A client keeps the
+model that it trained when it last took part. The first time, the received model takes its place, and the contrastive
+loss has no gradient. The received and the previous network are frozen and in evaluation mode.
 
-Features are what the last layer of the head is given. The paper puts a projection of two layers before the classifier:
-give the network a head of several layers (an ``nn.Sequential``) for that; with a plain head they are what leaves the
-body, as in FedIN's comparison. Unequal networks take part under `share`: each contrasts with networks of its own shape.
+Features are the input of the head's last layer. The paper puts a projection of two layers before the classifier: for
+that, give the network a head of several layers (an ``nn.Sequential``). With a plain head, features are the output of
+the body, as in FedIN's comparison. Unequal networks take part under `share`: each contrasts with networks of its own
+shape.
 """
 
 from __future__ import annotations
@@ -75,16 +76,16 @@ class MOON(FedAvg):
             spec, _ = self.submodel_for(Client("", tier), zoo)
             if not any(name.startswith("head.") for name in zoo.shapes(spec)):
                 raise SettingsError(
-                    f"MOON contrasts what the head of a network is given; tier '{tier.name}' has a {spec.family}, "
-                    "which has no part called head. Name its classifier so."
+                    f"MOON contrasts the features that enter a network's head; tier '{tier.name}' has a {spec.family}, "
+                    "which has no part called head. Give its classifier this name."
                 )
 
 
 @dataclass(frozen=True, eq=False)
 class ContrastiveLoss:
-    """A loss, plus a pull of the features towards one network's and away from another's (MOON).
+    """A loss plus the contrastive term: features go towards one network's and away from another's.
 
-    The features are what the last layer of the head is given: with a projection in the head, the projected ones.
+    Features are the input of the head's last layer: with a projection in the head, the projected features.
     """
 
     own: Loss
@@ -114,7 +115,7 @@ def contrast(features: Tensor, near: Tensor, far: Tensor, temperature: float) ->
 
 @contextmanager
 def head_inputs(net: nn.Module) -> Iterator[list[Tensor]]:
-    """What the last layer of a network's head is given, call by call, while this lasts."""
+    """Collects the inputs of the last layer of a network's head, one for each forward pass in this context."""
     head = net.get_submodule("head")
     path = f"head.{len(head) - 1}" if isinstance(head, nn.Sequential) else "head"
     seen: list[Tensor] = []

@@ -1,14 +1,14 @@
-"""SCAFFOLD: corrects client drift; every gradient gets the server's control variate added and the client's subtracted.
+"""SCAFFOLD: corrects client drift: adds the server's control variate to every gradient and subtracts the client's.
 
 Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020,
-https://arxiv.org/abs/1910.06378. Control variates are the gradients that server and clients expect, zero at first;
-clients keep theirs in memory. They cross the wire beside the model, so traffic doubles. The paper's global step size is
-``server = {name = "momentum", lr = ..., beta = 0}``.
+https://arxiv.org/abs/1910.06378. A control variate is an estimate of the gradient, the server's or a client's; it is
+zero at first. Clients keep theirs in memory. Control variates cross the wire beside the model, so traffic doubles. The
+paper's global step size is ``server = {name = "momentum", lr = ..., beta = 0}``.
 
-Beyond the paper: where a variate is estimated from how far the weights moved, momentum is taken into account; under
-Adam the correction comes before Adam, and the variate is the mean of the raw gradients. Unequal networks take part
-under `share`: each tensor has a variate, the mean over the clients that own it; their number follows from the tiers'
-shares. Buffers have none.
+Beyond the paper: option II, which estimates the control variate from how far the weights moved, takes momentum into
+account. Under Adam the correction comes before Adam, and the control variate is the mean of the raw gradients. Unequal
+networks take part under `share`: each tensor has a control variate, the mean over the clients that own it; the number
+of owners follows from the tiers' shares. Buffers have none.
 """
 
 from __future__ import annotations
@@ -51,21 +51,22 @@ from potluck.parts import OverlapMean, Part
 
 @dataclass(frozen=True)
 class ScaffoldState(AveragedState):
-    """What the server keeps: the averaged model, and the mean of all clients' control variates."""
+    """The server's state: the averaged model, and the mean of all clients' control variates."""
 
     control: Arrays = EMPTY
 
 
 @dataclass(frozen=True)
 class SCAFFOLD(FedAvg):
-    """FedAvg with control variates against drift."""
+    """FedAvg with control variates against client drift."""
 
     contract = ContractSettings(as_fedavg={"weighting": "samples"}, rounds=1)
 
     weighting: Literal["samples", "uniform"] = "uniform"
     variate: Literal["auto", "travel", "start", "mean"] = "auto"
-    """What a client takes for its gradient: the way its weights travelled (the paper's option II); the full-batch
-    gradient where it started (option I); the mean of its raw gradients. auto: travel, but mean under Adam."""
+    """How a client estimates its gradient. travel: from how far its weights moved (the paper's option II); start: the
+    full-batch gradient at the start (option I); mean: the mean of its raw gradients. auto: travel, but mean under Adam.
+    """
 
     @property
     def facts(self) -> Facts:
@@ -82,15 +83,15 @@ class SCAFFOLD(FedAvg):
         return replace(stepped, control=self.move_control(state.control, sum_arrays(replies, parts), now))
 
     def extra_payload(self, client: str, spec: Spec, part: Part, state: ScaffoldState, now: Round) -> Arrays:
-        """The server's control variates of the client's tensors."""
+        """The server's control variates for the client's tensors."""
         return {name: state.control[there] for name, there in trained_tensors(spec, part, now.zoo).items()}
 
-    def expected(self, model: Model, arrays: Arrays, now: Round) -> Expected:
-        """The model, and how far the client's control variates moved."""
+    def expected_reply(self, model: Model, arrays: Arrays, now: Round) -> Expected:
+        """The model, and the change of the client's control variates."""
         return Expected({"model": model.shapes}, shapes_of(arrays))
 
     def move_control(self, control: Arrays, moves: Mapping[str, Tensor], now: Round) -> dict[str, Tensor]:
-        """The mean of all owners' variates, after some of them have moved theirs."""
+        """The mean of all owners' control variates, after some owners changed theirs."""
         counts = {name: max(share * now.population, 1.0) for name, share in owner_shares(self, now.zoo).items()}
         return {
             name: old + (moves[name] / counts[name]).to(old.dtype) if name in moves else old
@@ -102,14 +103,14 @@ class SCAFFOLD(FedAvg):
         """Fit with corrected gradients; then estimate the client's new control variate."""
         fit = yield self.request(task, device)
         reply, old = self.report(task, device, fit), recall(device.memory, task.arrays)
-        if not fit.steps or not fit.lr:  # nothing was learned, of the gradient neither
+        if not fit.steps or not fit.lr:  # no step, so no new estimate of the gradient
             return replace(reply, arrays={name: torch.zeros_like(mine) for name, mine in old.items()})
         if self.estimate == "start":
             still, loss = Local(lr=0.0, steps=1, batch=len(device.data)), self.loss(task, device)
             fit = yield FitRequest(self.start(task, device), device.data, still, loss, want_gradient=True)
         found = self.gradient(task, device, reply.models["model"].arrays, fit)
         new = {name: found.get(name, mine) for name, mine in old.items()}
-        # A client whose tier is redrawn keeps the variates of tensors that it does not train today.
+        # A client whose tier is redrawn keeps the control variates of tensors that it does not train now.
         device.memory["control"] = {**device.memory.get("control", {}), **new}
         return replace(reply, arrays={name: new[name] - mine for name, mine in old.items()})
 
@@ -118,7 +119,7 @@ class SCAFFOLD(FedAvg):
 
     @property
     def estimate(self) -> str:
-        """How variates are estimated, once "auto" is settled."""
+        """How control variates are estimated, after "auto" is resolved."""
         if self.variate != "auto":
             return self.variate
         return "mean" if self.local.optimiser == "adam" else "travel"
@@ -128,19 +129,19 @@ class SCAFFOLD(FedAvg):
         return (DriftCorrection({name: control - mine[name] for name, control in task.arrays.items()}),)
 
     def gradient(self, task: Task, device: Device, after: Arrays, fit: Fit) -> Arrays:
-        """What this client takes for its gradient."""
+        """This client's estimate of its gradient."""
         if self.estimate != "travel":
             return fit.gradient or {}
         before, mine = self.start(task, device).arrays, recall(device.memory, task.arrays)
-        way = fit.lr * displacement(self.local, fit.lr, fit.steps)
-        return {name: mine[name] - sent + (before[name] - after[name]) / way for name, sent in task.arrays.items()}
+        distance = fit.lr * displacement(self.local, fit.lr, fit.steps)
+        return {name: mine[name] - sent + (before[name] - after[name]) / distance for name, sent in task.arrays.items()}
 
     def check(self, zoo: Zoo) -> None:
         super().check(zoo)
         if self.variate == "travel" and self.local.optimiser == "adam":
             raise SettingsError(
-                "SCAFFOLD cannot tell a gradient from the way that weights travel under Adam; with local.optimiser = "
-                '"adam", set method.variate = "mean" or "auto".'
+                'method.variate = "travel" cannot estimate a gradient under Adam, and local.optimiser = "adam"; '
+                'set method.variate = "mean" or "auto".'
             )
 
 
@@ -155,7 +156,7 @@ class DriftCorrection:
 
 
 def recall(memory: Memory, like: Arrays) -> dict[str, Tensor]:
-    """The client's control variates, as far as they are shaped like these tensors; zeros for the others."""
+    """The client's control variates, where they have the shape of these tensors; zeros for the others."""
     kept = memory.get("control", {})
     return {
         name: kept[name] if name in kept and kept[name].shape == tensor.shape else torch.zeros_like(tensor)

@@ -1,4 +1,4 @@
-"""An experiment from settings to result."""
+"""Runs experiments: from settings to results."""
 
 from potluck.run.assemble import Setup, assemble
 from potluck.run.comparison import compare

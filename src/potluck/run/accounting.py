@@ -1,4 +1,4 @@
-"""The books: what every task cost and what came of it, line by line in the ledger."""
+"""Cost accounting: writes the cost and the outcome of every task into the ledger."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from potluck.core import SERVER, Client, Cost, Plain, Tier, Zoo
+from potluck.core import SERVER, Client, Cost, Tier, Zoo
 from potluck.engines import LedgerEntry, RoundSession
 from potluck.fleet import Price, price, profile
-from potluck.ledger import Journal
+from potluck.ledger import Journal, replace_nonfinite
 
 
 @dataclass
 class Progress:
-    """What a checkpoint holds besides the method's state."""
+    """The part of a checkpoint besides the method's state and the scores."""
 
     done: int = 0
     strikes: dict[str, int] = field(default_factory=dict)
@@ -23,20 +23,20 @@ class Progress:
     """The round in which each tier last took part."""
     totals: dict[str, float] = field(default_factory=dict)
     trained: dict[str, list[int]] = field(default_factory=dict)
-    """How often each unit of each axis group was trained, under methods that hand out parts."""
+    """How often each unit of each axis group was trained, for methods that send parts of the model."""
     uploads: dict[str, int] = field(default_factory=dict)
-    """How often each client's update left its device, where that is accounted for."""
+    """How often each client uploaded an update; counted only with [privacy]."""
     stopped: bool = False
 
 
 class CostAccounting:
-    """Writes down what happened, and keeps the sums."""
+    """Writes costs into the ledger and adds up the totals."""
 
     def __init__(self, journal: Journal, zoo: Zoo) -> None:
         self.journal, self.zoo = journal, zoo
 
     def round(self, progress: Progress, session: RoundSession, cohort: Sequence[Client], seconds: float) -> None:
-        """A round that counts: its tasks, then the round itself."""
+        """Records a committed round: its tasks, then the round itself."""
         slowest = self.tasks(progress, session.entries, cohort)
         self._count_units(progress, session.held)
         _add(progress.totals, device_seconds=slowest, seconds=seconds)
@@ -56,11 +56,14 @@ class CostAccounting:
         self.journal.append(event)
 
     def tasks(self, progress: Progress, entries: Sequence[LedgerEntry], cohort: Sequence[Client]) -> float:
-        """Prices tasks and writes a line each; the seconds of the slowest device. The server's work counts apart."""
+        """Computes the cost of tasks and writes a line for each. Returns the seconds of the slowest device.
+
+        The server's own work has separate totals.
+        """
         tiers = {client.id: client.tier for client in cohort}
         slowest = 0.0
         for entry in entries:
-            tier, cost = tiers.get(entry.task.to), _crossed(entry)
+            tier, cost = tiers.get(entry.task.to), _wire_cost(entry)
             paid = price(cost, profile(tier.profile if tier else "server"))
             self.journal.append(_line(progress.done, entry, cost, tier, paid))
             if entry.task.to == SERVER:
@@ -79,12 +82,12 @@ class CostAccounting:
         return slowest
 
     def coverage(self, progress: Progress) -> None:
-        """How often each unit was trained so far."""
+        """Records how often each unit was trained so far."""
         if progress.trained:
             self.journal.append({"event": "coverage", "round": progress.done, "groups": progress.trained})
 
     def _count_units(self, progress: Progress, held: Sequence[Mapping[str, tuple[int, ...]] | None]) -> None:
-        """Counts the units of every part that came back; None stands for the whole."""
+        """Counts the units of every part that clients returned; None means the whole model."""
         if all(units is None for units in held) and not progress.trained:
             return
         sizes = self.zoo.full.sizes
@@ -95,8 +98,8 @@ class CostAccounting:
                     counts[unit] += 1
 
 
-def _crossed(entry: LedgerEntry) -> Cost:
-    """A task's cost; what the server asks of itself crosses no wire."""
+def _wire_cost(entry: LedgerEntry) -> Cost:
+    """A task's cost; the server's own tasks transfer no bytes."""
     return replace(entry.cost, bytes_down=0, bytes_up=0) if entry.task.to == SERVER else entry.cost
 
 
@@ -115,22 +118,13 @@ def _line(done: int, entry: LedgerEntry, cost: Cost, tier: Tier | None, paid: Pr
         "loss": _loss(entry),
         "samples": entry.weight,
     }
-    # What clients tell besides a loss would be a line each and is theirs; the server's own work may be looked at.
-    told = {name: _finite(value) for name, value in entry.metrics.items() if name != "loss"}
-    return {**line, "metrics": told} if told and entry.task.to == SERVER else line
-
-
-def _finite(value: Plain) -> Plain:
-    """A plain value with nothing in place of what JSON does not know."""
-    if isinstance(value, Mapping):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    # Of clients, only the loss is recorded: other metrics are private and many. The server's own metrics are recorded.
+    metrics = {name: replace_nonfinite(value) for name, value in entry.metrics.items() if name != "loss"}
+    return {**line, "metrics": metrics} if metrics and entry.task.to == SERVER else line
 
 
 def _loss(entry: LedgerEntry) -> float | None:
-    """The client's training loss; none where it took no step or diverged, for JSON knows no NaN."""
+    """The training loss of a task; None if there was no step, or if the loss is not finite."""
     loss = entry.metrics.get("loss")
     return loss if isinstance(loss, float) and math.isfinite(loss) else None
 

@@ -1,4 +1,4 @@
-"""From settings to a federation that is ready for round 0: every mistake that can be seen here is refused here."""
+"""Builds a federation from settings, ready for round 0. Mistakes that are visible here are refused here."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from potluck.run.settings import Experiment, TierSettings
 
 @dataclass(frozen=True, eq=False)
 class ServerData:
-    """What the server's device holds: the public set to learn from, and its own splits to score on."""
+    """The server's data: the public data set for training, and its validation and test splits."""
 
     train: Examples
     validation: Examples
@@ -48,7 +48,7 @@ class ServerData:
 
 
 class FederationDatasets:
-    """Who has which examples, by client id."""
+    """The data of every client and of the server, by id."""
 
     def __init__(self, federation: Federation, population: Population) -> None:
         self.public = federation.public
@@ -62,7 +62,7 @@ class FederationDatasets:
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """An experiment with everything it needs, not yet started."""
+    """An experiment that is ready to start: its data, networks, method and clients."""
 
     experiment: Experiment
     context: SimulationContext
@@ -70,20 +70,20 @@ class Setup:
     classes: int
 
     def engine(self) -> Engine:
-        """The engine that the settings ask for, started."""
+        """Starts the engine that the settings ask for."""
         return ENGINES[engine_name(self.experiment)](self.context, self.experiment.run.workers)
 
     @property
     def server(self) -> Client:
-        """The server as a client, of a tier that can carry the full network."""
+        """The server as a client, in a tier that can train the full network."""
         return Client(SERVER, Tier("server", spec=self.context.zoo.full, profile="server"))
 
     def cohort(self, index: int) -> list[Client]:
-        """Who is asked in this round."""
+        """The cohort of this round."""
         return self.population.cohort(index, self.experiment.cohort)
 
     def view(self, index: int, session: RoundSession) -> Round:
-        """What the method sees of this round."""
+        """What the method sees in this round."""
 
         def recruit(wanted: Callable[[Client], bool]) -> Sequence[Client]:
             return self.population.cohort(index, self.experiment.cohort, wanted)
@@ -95,7 +95,7 @@ class Setup:
 
 
 def engine_name(experiment: Experiment) -> str:
-    """The engine behind "auto": graphs on a GPU, else worker processes where there are cores for them."""
+    """The engine to use. "auto" means graphs on a GPU, else pool on Linux with several cores, else serial."""
     wanted = experiment.run.engine
     if wanted != "auto":
         return wanted
@@ -105,7 +105,7 @@ def engine_name(experiment: Experiment) -> str:
 
 
 def hardware(experiment: Experiment) -> str:
-    """The hardware asked for, if it is there."""
+    """The hardware that the settings ask for; an error if it is missing."""
     wanted = experiment.run.hardware
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ResourceError('run.hardware = "cuda", but torch sees no GPU here; leave it out, or use --engine pool.')
@@ -113,14 +113,14 @@ def hardware(experiment: Experiment) -> str:
 
 
 def assemble(experiment: Experiment, source: Source | None = None, method: Any = None) -> Setup:
-    """Reads the data, builds the zoo and the method, and checks that they go together.
+    """Reads the data, builds the zoo and the method, and checks that they fit together.
 
-    `source` and `method` may be given as objects, from Python, in place of what the settings name.
+    From Python, `source` and `method` may be given as objects; they replace those in the settings.
     """
     method = method if method is not None else config.method(experiment.method, experiment.local)
     source = source if source is not None else load(experiment.data)
     if source.classes == 1:
-        raise SettingsError(f"data '{source.name}' has one class, so there is nothing to tell apart; check the labels.")
+        raise SettingsError(f"data '{source.name}' has one class; classification needs two. Check the labels.")
     if source.classes == 0 and source.train.columns["y"].dim() > 1:
         raise SettingsError(f"data '{source.name}' has several numbers in each row of y; give one to regress on.")
     if source.classes == 0 and settings(method).get("label_mask"):
@@ -143,7 +143,7 @@ def assemble(experiment: Experiment, source: Source | None = None, method: Any =
 
 
 def _refuse_unlabelled(method: Any, experiment: Experiment) -> None:
-    """Refuses public rows of another data set to methods that learn their labels; WIRE takes the teacher's answers."""
+    """Refuses public data from another data set if the method needs its labels. (Moss's WIRE can do without.)"""
     facts, other = facts_of(method), experiment.data.public_from.name
     if not other or facts is None or facts.public != "labels" or facts.unlabelled:
         return
@@ -154,22 +154,22 @@ def _refuse_unlabelled(method: Any, experiment: Experiment) -> None:
 
 
 def _problem(source: Source, zoo: Zoo, experiment: Experiment) -> Problem:
-    """What is learned: a label or a number for each example, or for each of its tokens a tag or the next token."""
+    """The learning problem: a label or a number for each example, or a tag or the next token for each token."""
     goal = _goal(source, experiment.data.metric)
     if odd := set(experiment.run.stop_at) - {goal.metric}:
-        raise SettingsError(f"run.stop_at knows {goal.metric}, which this data is judged by, not {min(odd)}.")
+        raise SettingsError(f"run.stop_at names {min(odd)}, but this data is scored by {goal.metric}; use that.")
     if not source.tokens and not isinstance(goal, NextToken):
         return goal
     row = source.train[slice(0, 1)]
     wanted = (*row["y"].shape, source.classes or 1)
     for spec in {zoo.full, *(tier.spec for tier in zoo.tiers)}:
-        if _scored(spec, row["x"], zoo) != wanted:
-            raise SettingsError(_unfit(source, spec, len(wanted)))
+        if _output_shape(spec, row["x"], zoo) != wanted:
+            raise SettingsError(_misfit_text(source, spec, len(wanted)))
     return goal
 
 
-def _unfit(source: Source, spec: Spec, dims: int) -> str:
-    """Why a network is not for these tokens."""
+def _misfit_text(source: Source, spec: Spec, dims: int) -> str:
+    """The error message for a network that does not fit these tokens."""
     if dims == 2:
         has, gives, such = "rows of tokens", "does not read them, or scores each", 'name = "bert"'
     else:
@@ -179,12 +179,12 @@ def _unfit(source: Source, spec: Spec, dims: int) -> str:
 
 
 def _goal(source: Source, metric: str) -> Classify | NextToken | Regress | Tag:
-    """What the data asks for, judged as the settings say."""
+    """The learning problem of this data, with the main score that the settings ask for."""
     several = source.train.columns["y"].dim() > 1
     known = ("accuracy", "f1", "matthews") if not several else ("f1", "accuracy") if source.tagged else ("accuracy",)
     known = known if source.classes else ("pearson",)
     if metric not in (*known, "auto"):
-        raise SettingsError(f"data.metric = '{metric}', but data '{source.name}' is judged by {' or '.join(known)}.")
+        raise SettingsError(f"data.metric = '{metric}', but data '{source.name}' is scored by {' or '.join(known)}.")
     chosen = known[0] if metric == "auto" else metric
     if not source.classes:
         return Regress()
@@ -193,8 +193,8 @@ def _goal(source: Source, metric: str) -> Classify | NextToken | Regress | Tag:
     return Tag(source.names, chosen) if source.tagged else NextToken(source.classes)
 
 
-def _scored(spec: Spec, x: torch.Tensor, zoo: Zoo) -> tuple[int, ...]:
-    """The shape of the scores that a network gives; nothing where it cannot read such inputs."""
+def _output_shape(spec: Spec, x: torch.Tensor, zoo: Zoo) -> tuple[int, ...]:
+    """The shape of a network's logits; empty if it cannot read such inputs."""
     net = zoo.build(Newborn(spec), stream(0, "blank")).eval()
     try:
         with torch.inference_mode():
@@ -204,7 +204,7 @@ def _scored(spec: Spec, x: torch.Tensor, zoo: Zoo) -> tuple[int, ...]:
 
 
 def networks(experiment: Experiment, source: Source, samples: int) -> tuple[Spec, list[Tier]]:
-    """The server's network, and each tier with its own; `samples` is what a client holds."""
+    """The server's network, and every tier with its network; `samples` is the number of samples per client."""
     full = _spec(experiment.model, source, "[model]")
     return full, [_tier(tier, full, source, experiment, samples) for tier in experiment.tier]
 
@@ -215,15 +215,15 @@ def _tier(settings: TierSettings, full: Spec, source: Source, experiment: Experi
     base = full if settings.model is None else _spec(settings.model, source, where)
     try:
         base = tier_spec(base, depth=settings.depth)
-        width = settings.width if settings.width != "fit" else _fitting(settings, base, experiment, samples)
+        width = settings.width if settings.width != "fit" else _widest_fit(settings, base, experiment, samples)
         spec = tier_spec(base, width)
     except SettingsError as fault:
         raise SettingsError(f"{where}: {fault}") from None
     return Tier(settings.name, settings.share, width, settings.depth, spec, settings.profile)
 
 
-def _fitting(settings: TierSettings, base: Spec, experiment: Experiment, samples: int) -> float:
-    """The width that the tier's device can carry."""
+def _widest_fit(settings: TierSettings, base: Spec, experiment: Experiment, samples: int) -> float:
+    """The largest width that the tier's device can train."""
     local, fleet = experiment.local, experiment.fleet
     slots = 2 if local.optimiser == "adam" else int(local.momentum > 0)
     budget = Budget(local.count(samples), slots, fleet.memory, fleet.seconds or math.inf)
@@ -241,7 +241,7 @@ def _spec(model: Mapping[str, Any], source: Source, where: str) -> Spec:
     if odd := options.keys() & {"input", "classes"}:
         raise SettingsError(f"{where}: '{min(odd)}' follows from the data; leave it out.")
     try:
-        # To regress on a number takes one output.
+        # Regression needs one output.
         told = {**options, "input": source.shape, "classes": source.classes or 1}
         spec = make_spec(name, **told)
         more: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Work that is done beside the rounds, and must be over before anything rests on it."""
+"""Background work: it runs in a thread beside the rounds, until someone waits for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from threading import Thread
 
 
 class BackgroundTask:
-    """A piece of work in a thread of its own."""
+    """A function that runs in its own thread."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work = work
@@ -16,7 +16,7 @@ class BackgroundTask:
         self._thread.start()
 
     def wait(self) -> None:
-        """Until it is over; what it raised is raised here."""
+        """Waits until it is done; raises the exception that it raised."""
         self._thread.join()
         if self._fault is not None:
             raise self._fault

@@ -1,4 +1,4 @@
-"""What clients remember, at hand: what the disk does not hold yet, and what was last put down or asked for."""
+"""A cache of client memories: those that are not on disk yet, and the most recently used ones."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from potluck.core import detach_all, pack, unpack
 from potluck.learn import held_tensors, map_tensors
 
 Remembered: TypeAlias = tuple[int, Mapping[str, Any]]
-"""A memory, and the round that committed it."""
+"""The round that committed a memory, and the memory."""
 
 ROOM = 2**30
-"""Bytes of memories that stay as they are, where the networks are; beyond that they wait packed, or are read again."""
+"""Bytes of memories kept as tensors on the networks' hardware. Others are packed, or read from disk again."""
 LEAST = 1024
-"""Bytes that a memory takes besides its tensors, about."""
+"""Bytes of a memory besides its tensors, roughly."""
 
 
 class ClientStateCache:
-    """The memories of a run's clients. What is handed out may be altered: it is a copy."""
+    """The memories of a run's clients. `get` returns a copy, which may be changed."""
 
     def __init__(self, read: Callable[[str], tuple[int, bytes] | None], room: int = ROOM) -> None:
-        """`read`: a client's memory as the disk has it, with its version."""
+        """`read`: reads a client's memory and its version from disk."""
         self._read, self._room = read, room
         self._live: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
         self._sizes: dict[str, int] = {}
@@ -34,14 +34,14 @@ class ClientStateCache:
         self._new: set[str] = set()  # not on the disk yet
 
     def put(self, memories: Mapping[str, Mapping[str, Any]]) -> None:
-        """What clients remember after a round."""
+        """Stores the client memories of a committed round."""
         for client, memory in memories.items():
             self._new.add(client)
             self._packed.pop(client, None)
             self._keep(client, detach_all(memory))
 
     def get(self, client: str, done: int) -> Remembered | None:
-        """A client's memory, after so many rounds; None where it has none."""
+        """A client's memory and its version, after `done` rounds; None if it has none."""
         if client in self._packed:
             return done, unpack(self._packed[client])
         if client not in self._live:
@@ -56,12 +56,12 @@ class ClientStateCache:
             memory = self._live[client]
         return done if client in self._new else self._versions[client], map_tensors(memory, torch.clone)
 
-    def unsaved(self) -> dict[str, bytes]:
-        """The memories that the disk does not hold yet."""
+    def pack_unsaved(self) -> dict[str, bytes]:
+        """The memories that are not on disk yet, as bytes."""
         return {client: self._packed.get(client) or pack(self._live[client]) for client in sorted(self._new)}
 
-    def saved(self, version: int) -> None:
-        """The disk holds all memories now, the new ones as this version."""
+    def mark_saved(self, version: int) -> None:
+        """Marks all memories as saved; the new ones have this version."""
         self._versions |= dict.fromkeys(self._new & self._live.keys(), version)
         self._new.clear()
         self._packed.clear()

@@ -1,4 +1,4 @@
-"""Several methods over several seeds, on the same data, clients and cohorts."""
+"""Comparison of several methods over several seeds, on the same data, clients and cohorts."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def compare(
     seeds: Iterable[int],
     watcher: Callable[[str, int], ProgressListener],
 ) -> list[Result]:
-    """Runs several methods over several seeds on the same data, clients and cohorts; each in its own folder.
+    """Runs several methods over several seeds on the same data, clients and cohorts; each run has its own folder.
 
-    Where the experiment has variants, every method runs under each of them, or under those whose `only` names it. A run
-    that is already there and done is not run again; one that was stopped is resumed.
+    If the experiment has variants, every method runs under each variant, unless `only` lists other methods for it. A
+    finished run is not repeated; an interrupted run is resumed.
     """
     plans = _plans(experiment, methods, list(seeds))
     results = []
@@ -48,12 +48,14 @@ def compare(
 def _plans(
     experiment: Experiment, methods: Sequence[Mapping[str, Any]], seeds: Sequence[int]
 ) -> list[tuple[str, Experiment]]:
-    """Every run by its label, all of them checked before the first one runs."""
+    """All runs with their labels. All are checked before the first one starts."""
     found = []
     for variant, changes in (experiment.compare.variants or {"": ()}).items():
         where = f"compare.variants '{variant}'"
         base = (
-            dataclasses.replace(config.changed(experiment, changes, where), variant=variant) if variant else experiment
+            dataclasses.replace(config.apply_changes(experiment, changes, where), variant=variant)
+            if variant
+            else experiment
         )
         for method in methods:
             config.method(method, base.local, "methods")

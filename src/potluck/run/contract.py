@@ -1,8 +1,8 @@
-"""The contract: what every method promises, checked on any method, ours or a user's own.
+"""The contract: what every method promises, tested on any method, built-in or a user's own.
 
-A method is tried in a small federation on digits: nine clients in three tiers, unequal data, four rounds. What it needs
-(tiers of width or depth, public rows) follows from its `facts`. ``potluck check-method module:Class`` and
-`check_method` run all promises and say which are broken.
+A method runs in a small federation on digits: nine clients in three tiers, unequal data, four rounds. What it needs
+(tiers of different width or depth, public data) follows from its `facts`. ``potluck check-method module:Class`` and
+`check_method` test all promises and report which are broken.
 """
 
 from __future__ import annotations
@@ -57,34 +57,34 @@ OWN_NETWORKS = [
     {"name": "medium", "model": {"name": "lenet"}},
     {"name": "large"},
 ]
-"""Tiers with nothing in common but the classes."""
+"""Tiers with different architectures; only the classes are the same."""
 PUBLIC = 40
-"""Public rows, for methods that need them."""
+"""The number of public rows, for methods that need them."""
 CLIENTS = 9
 
 
 class BrokenPromise(UserError):
-    """A method does not do what every method promises."""
+    """A method breaks a promise of the contract."""
 
     exit_code = 7
 
 
 @dataclass(frozen=True, eq=False)
 class MethodCase:
-    """A method under some settings of its own, and the small federation in which it is tried."""
+    """A method with some of its settings, and the small federation in which it is tested."""
 
     kind: type[Any]
     own: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def name(self) -> str:
-        """The name under which settings ask for it."""
+        """The method's name in settings."""
         listed = {kind: name for name, kind in METHODS.items()}
         return listed.get(self.kind) or f"{self.kind.__module__}:{self.kind.__qualname__}"
 
     @property
     def contract(self) -> ContractSettings:
-        """What the method's class says about how to try it."""
+        """The contract settings that the method's class declares."""
         found = vars(self.kind).get("contract")
         return found if isinstance(found, ContractSettings) else ContractSettings(why_not="it does not say")
 
@@ -94,12 +94,12 @@ class MethodCase:
 
     @property
     def tiers(self) -> list[dict[str, Any]]:
-        """Three tiers of the kind that the method is for."""
+        """Three tiers that differ in width or in depth, as the method needs."""
         kind = self.contract.tiers or ("width" if self.facts.networks == "width" else "depth")
         return NARROW if kind == "width" else SHALLOW
 
     def plain(self, **changes: Any) -> dict[str, Any]:
-        """The settings of a federation of 3 x 3 unequal devices with unequal data."""
+        """The settings of the federation: 3 tiers of 3 clients, with unequal data."""
         public = PUBLIC * (self.facts.public != "none" or bool(self.contract.idle) or bool(self.contract.quick))
         base = {
             "rounds": 4,
@@ -117,7 +117,7 @@ class MethodCase:
     def make(self, changes: Mapping[str, Any], local: Mapping[str, Any]) -> Any:
         """The method object, with some settings changed."""
         own = merge(merge(self.contract.quick, self.own), changes)
-        return config.checked(self.kind, {**own, "local": dict(local)}, "settings")
+        return config.parse_settings(self.kind, {**own, "local": dict(local)}, "settings")
 
     def run(self, folder: Path, method: Any = None, **changes: Any) -> Result:
         """Runs the federation."""
@@ -129,12 +129,12 @@ class MethodCase:
 
 
 def merge(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with others put over them."""
+    """The first settings, overwritten by the second."""
     return {**first, **second}
 
 
 class Trial:
-    """A method's runs in the contract's federation: each is made once, and used by all promises that look at it."""
+    """A method's runs in the contract's federation; each runs once and is shared by all promises that need it."""
 
     def __init__(self, case: MethodCase, folder: Path) -> None:
         self.case, self.folder = case, folder
@@ -158,7 +158,7 @@ class Trial:
         return Path(tempfile.mkdtemp(dir=self.folder)) / "run"
 
     def rounds(self, own: Mapping[str, Any] = EMPTY, **changes: Any) -> SingleRounds:
-        """The federation, to be run round by round, with these settings changed."""
+        """The federation with these settings changed, for single rounds."""
         case = replace(self.case, own=merge(self.case.own, own)) if own else self.case
         return SingleRounds(case, changes)
 
@@ -199,7 +199,7 @@ class SingleRounds:
 
     @property
     def remembered(self) -> dict[str, Mapping[str, Any]]:
-        """What clients remember."""
+        """The clients' memories."""
         return {client: memory for client, (_, memory) in self.memories.items()}
 
     def tensors(self, state: Any) -> dict[str, Tensor]:
@@ -208,9 +208,9 @@ class SingleRounds:
 
 
 class ListeningEngine(Serial):
-    """The serial engine, which notes what crosses it.
+    """The serial engine, which records what is sent and received.
 
-    With `blind`, every second client adds to its upload what every other one takes away from its own: sums stay.
+    With `blind`, even clients add random pads to their uploads and odd clients subtract the same: sums do not change.
     """
 
     def __init__(self, context: SimulationContext) -> None:
@@ -218,7 +218,7 @@ class ListeningEngine(Serial):
         self.blind = self.bits = False
         self.specs: set[Any] = set()
         self.bytes: list[tuple[str, int, int]] = []
-        """Of every task: whom it was for, and the bytes of tensors that went down and up."""
+        """For every task: its client, and the bytes of tensors downloaded and uploaded."""
 
     def run(self, envelopes: Iterable[TaskEnvelope]) -> Iterator[TaskResult]:
         for envelope in envelopes:
@@ -241,16 +241,16 @@ class ListeningEngine(Serial):
     def _hide(self, reply: Reply) -> Reply:
         sign = 1 - 2 * (int(reply.task.to.removeprefix("c")) % 2)
 
-        def hidden(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        def add_pads(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
             pads = {name: torch.rand(t.shape, generator=stream(0, "pad", name)) for name, t in arrays.items()}
             return {name: t + sign * pads[name] if t.is_floating_point() else t for name, t in arrays.items()}
 
-        models = {key: Model(model.spec, hidden(model.arrays)) for key, model in reply.models.items()}
-        return replace(reply, models=models, arrays=hidden(reply.arrays))
+        models = {key: Model(model.spec, add_pads(model.arrays)) for key, model in reply.models.items()}
+        return replace(reply, models=models, arrays=add_pads(reply.arrays))
 
 
 def wire_bytes(message: Task | Reply) -> int:
-    """Bytes of tensors in a message, counted one by one; eight truth values make a byte."""
+    """Bytes of tensors in a message, counted one by one; eight booleans make a byte."""
     found = [*message.arrays.values(), *(t for model in message.models.values() for t in model.arrays.values())]
     return sum(math.ceil(t.numel() / 8) if t.dtype == torch.bool else t.numel() * t.element_size() for t in found)
 
@@ -271,7 +271,7 @@ def read_lines(result: Result, name: str) -> list[dict[str, Any]]:
 
 
 def read_ledger(result: Result) -> list[dict[str, Any]]:
-    """The ledger, without what a clock measured."""
+    """The ledger without measured times."""
     found = read_lines(result, "ledger.jsonl")
     for line in found:
         line.pop("seconds", None)
@@ -281,7 +281,7 @@ def read_ledger(result: Result) -> list[dict[str, Any]]:
 
 
 def is_finite(value: Any) -> bool:
-    """Whether every number in plain values is finite."""
+    """Whether all numbers in plain values are finite."""
     if isinstance(value, dict):
         return all(map(is_finite, value.values()))
     if isinstance(value, list):
@@ -290,14 +290,14 @@ def is_finite(value: Any) -> bool:
 
 
 def demand(kept: bool, broken: str) -> None:
-    """Raises `BrokenPromise` with this sentence, unless the promise is kept."""
+    """Raises `BrokenPromise` with the message `broken`, unless the promise is kept."""
     if not kept:
         raise BrokenPromise(broken)
 
 
 @contextmanager
 def global_seed(seed: int) -> Iterator[None]:
-    """While this lasts, the global generators of torch, numpy and Python start from a seed."""
+    """Inside this context, the global generators of torch, NumPy and Python start from a seed."""
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()
     torch.manual_seed(seed)
     np.random.seed(seed)
@@ -311,33 +311,33 @@ def global_seed(seed: int) -> Iterator[None]:
 
 
 def settings_survive_json(trial: Trial) -> None:
-    """Its settings survive JSON: written, read back and made again, the method is equal."""
+    """Its settings survive JSON: written and read back, they give an equal method."""
     case = trial.case
     local = case.plain()["local"]
     made = case.make({}, local)
     frozen = getattr(getattr(case.kind, "__dataclass_params__", None), "frozen", False)
     demand(frozen, "it is no frozen dataclass; write @dataclass(frozen=True), and keep what changes in the state")
-    again = config.checked(case.kind, json.loads(json.dumps(settings(made))), "settings")
+    again = config.parse_settings(case.kind, json.loads(json.dumps(settings(made))), "settings")
     demand(again == made and hash(again) == hash(made), "its settings, written as JSON and read back, are not equal")
     for each in fields(made):
         value = getattr(made, each.name)
         if isinstance(value, float):
             moved = replace(made, **{each.name: value + 0.25})
-            arrived = config.checked(case.kind, json.loads(json.dumps(settings(moved))), "settings")
+            arrived = config.parse_settings(case.kind, json.loads(json.dumps(settings(moved))), "settings")
             demand(arrived == moved, f"its setting '{each.name}' does not arrive when it is changed")
 
 
 def wire_gives_the_same_bits(trial: Trial) -> None:
-    """Every message may be bytes: the engine `wire` ends with the weights, scores and ledger of `serial`."""
-    _same_run(trial, trial.run(run={"engine": "wire"}), "on wire")
+    """Messages can be bytes: the engine `wire` gives the same weights, scores and ledger as `serial`."""
+    _demand_same_run(trial, trial.run(run={"engine": "wire"}), "on wire")
 
 
 def pool_gives_the_same_bits(trial: Trial) -> None:
-    """Worker processes change nothing: the engine `pool` ends with the weights, scores and ledger of `serial`."""
-    _same_run(trial, trial.run(run={"engine": "pool", "workers": 2}), "on pool")
+    """Worker processes change nothing: the engine `pool` gives the same weights, scores and ledger as `serial`."""
+    _demand_same_run(trial, trial.run(run={"engine": "pool", "workers": 2}), "on pool")
 
 
-def _same_run(trial: Trial, other: Result, where: str) -> None:
+def _demand_same_run(trial: Trial, other: Result, where: str) -> None:
     reference = trial.run()
     demand(other.weights_sha256 == reference.weights_sha256, f"its weights {where} differ from those on serial")
     same = read_lines(other, "scores.jsonl") == read_lines(reference, "scores.jsonl")
@@ -346,7 +346,7 @@ def _same_run(trial: Trial, other: Result, where: str) -> None:
 
 
 def captured_steps_give_the_same_bits(trial: Trial) -> None:
-    """Steps captured once and replayed, as on a GPU, end with the same weights."""
+    """Local steps that are captured once and replayed, as on a GPU, give the same weights."""
     own = {**ENGINES}
     reference = trial.run()
     engines: Any = ENGINES
@@ -359,7 +359,7 @@ def captured_steps_give_the_same_bits(trial: Trial) -> None:
 
 
 def the_given_state_is_untouched(trial: Trial) -> None:
-    """A round returns a new state; the given one, and the clients' memories, stay as they were."""
+    """A round returns a new state; the old state and the clients' old memories do not change."""
     made = trial.rounds()
     state = made.round(made.init())
     given = tensors_of(state)
@@ -379,7 +379,7 @@ def the_given_state_is_untouched(trial: Trial) -> None:
 
 
 def the_method_object_stays_as_it_was(trial: Trial) -> None:
-    """It keeps nothing on itself: used for a second run, one object gives what a new one gives."""
+    """It keeps nothing on itself: used for a second run, the object gives the same result as a new one."""
     reference = trial.run()
     again = trial.case.run(trial.new_folder(), method=trial.method)
     same = again.weights_sha256 == reference.weights_sha256
@@ -389,7 +389,7 @@ def the_method_object_stays_as_it_was(trial: Trial) -> None:
 
 
 def nothing_is_drawn_from_global_generators(trial: Trial) -> None:
-    """It draws only from `now.rng` and `device.rng`: other seeds of global generators change nothing."""
+    """It draws only from `now.rng` and `device.rng`: the seeds of global generators change nothing."""
     found = []
     for seed in (1, 2):
         with global_seed(seed):
@@ -402,7 +402,7 @@ def nothing_is_drawn_from_global_generators(trial: Trial) -> None:
 
 
 def a_resumed_run_equals_one_that_never_stopped(trial: Trial) -> None:
-    """Stopped after two rounds and resumed, a run equals one that never stopped."""
+    """A run that is stopped after two rounds and resumed equals one that never stopped."""
     case, folder = trial.case, trial.new_folder()
     case.run(folder, rounds=2)
     plain = case.plain()
@@ -414,7 +414,7 @@ def a_resumed_run_equals_one_that_never_stopped(trial: Trial) -> None:
 
 
 def the_order_of_clients_does_not_matter(trial: Trial) -> None:
-    """Permuting the cohort changes nothing beyond rounding."""
+    """Another order of the clients changes only rounding errors."""
     found = []
     for order in (list, lambda cohort: cohort[::-1], lambda cohort: cohort[4:] + cohort[:4]):
         made = trial.rounds()
@@ -428,7 +428,7 @@ def the_order_of_clients_does_not_matter(trial: Trial) -> None:
 
 
 def a_lost_client_is_survived(trial: Trial) -> None:
-    """Clients that drop out at random are survived."""
+    """It works when clients drop out at random."""
     result = trial.run(fleet={"dropout": 0.4})
     tasks = [line for line in read_ledger(result) if line["event"] == "task"]
     reasons = {line["reason"] for line in tasks if line["outcome"] == "absent"}
@@ -438,7 +438,7 @@ def a_lost_client_is_survived(trial: Trial) -> None:
 
 
 def everything_is_finite(trial: Trial) -> None:
-    """Weights, memories, scores and the ledger hold finite numbers."""
+    """All numbers in weights, memories, scores and the ledger are finite."""
     result = trial.run()
     demand(is_finite(read_ledger(result)), "the ledger holds NaN or infinity")
     demand(is_finite(read_lines(result, "scores.jsonl")) and is_finite(result.plain()), "scores are NaN or infinity")
@@ -449,7 +449,7 @@ def everything_is_finite(trial: Trial) -> None:
 
 
 def bytes_are_those_of_the_tensors(trial: Trial) -> None:
-    """Bytes in the ledger are those of the tensors that cross the wire."""
+    """The bytes in the ledger are those of the tensors that are sent."""
     made = trial.rounds()
     made.round(made.init())
     booked = [(entry.task.to, entry.cost.bytes_down, entry.cost.bytes_up) for entry in made.session.entries]
@@ -457,28 +457,28 @@ def bytes_are_those_of_the_tensors(trial: Trial) -> None:
 
 
 def without_local_steps_the_model_stays(trial: Trial) -> None:
-    """Without local steps, and with an idle server, the served model stays bit for bit; a run of that kind finishes."""
+    """Without local steps and server training, the served model stays the same bit for bit, and a run finishes."""
     local = {"lr": 0.1, "steps": 0}
     made = trial.rounds(trial.case.contract.idle, local=local)
     state = made.init()
     after = made.round(made.round(state), 1)
     demand(made.session.accepted > 0, "no client's reply is accepted when it takes no local step")
-    served = [_served(made, each) for each in (state, after)]
+    served = [_served_arrays(made, each) for each in (state, after)]
     demand(digest(served[0]) == digest(served[1]), "the model changes although nobody takes a step")
     result = trial.run(local=local)
     finite = is_finite(read_lines(result, "scores.jsonl")) and is_finite(read_ledger(result))
     demand(result.rounds == 4 and finite, "a run without local steps does not end with finite numbers")
 
 
-def _served(made: SingleRounds, state: Any) -> dict[str, Tensor]:
-    """What server and tiers would use."""
+def _served_arrays(made: SingleRounds, state: Any) -> dict[str, Tensor]:
+    """The tensors of the models that the server and the tiers would use."""
     who = [made.setup.server, *(Client(f"any {tier.name}", tier) for tier in made.zoo.tiers)]
     models = {client.id: made.method.serve(state, client, made.zoo) for client in who}
     return {f"{id}/{name}": t for id, m in models.items() if m is not None for name, t in m.arrays.items()}
 
 
 def on_equal_devices_it_is_fedavg(trial: Trial) -> None:
-    """On equal devices and with neutral settings it is FedAvg, or it says why it has no such case."""
+    """On equal devices and with neutral settings it equals FedAvg, or it declares why there is no such case."""
     case, contract = trial.case, trial.case.contract
     if contract.as_fedavg is None:
         demand(bool(contract.why_not), "it neither says under which settings it is FedAvg nor why there are none")
@@ -498,7 +498,7 @@ def on_equal_devices_it_is_fedavg(trial: Trial) -> None:
 
 
 def clients_remember_what_the_facts_say(trial: Trial) -> None:
-    """Clients remember something exactly where `facts.memory` says so."""
+    """Clients have a memory if and only if `facts.memory` is true."""
     made = trial.rounds()
     made.round(made.init())
     told = made.method.facts.memory
@@ -506,7 +506,7 @@ def clients_remember_what_the_facts_say(trial: Trial) -> None:
 
 
 def devices_train_the_networks_that_the_facts_say(trial: Trial) -> None:
-    """Devices train the networks that `facts.networks` says."""
+    """Devices train the kind of networks that `facts.networks` declares."""
     case, networks = trial.case, trial.case.facts.networks
     made = trial.rounds()
     made.round(made.init())
@@ -529,7 +529,7 @@ def devices_train_the_networks_that_the_facts_say(trial: Trial) -> None:
 
 
 def public_rows_are_needed_where_the_facts_say(trial: Trial) -> None:
-    """Public rows, and their labels, are needed exactly where `facts.public` says so."""
+    """Public data, and its labels, are needed exactly as `facts.public` declares."""
     case, told = trial.case, trial.case.facts.public
     without = {**case.plain()["data"], "public": 0}
     if told == "none":
@@ -553,7 +553,7 @@ def public_rows_are_needed_where_the_facts_say(trial: Trial) -> None:
 
 
 def a_larger_server_model_is_trained_where_the_facts_say(trial: Trial) -> None:
-    """A server model larger than any client's is trained all over exactly where `facts.larger` says so."""
+    """A server model larger than every client's is fully trained if and only if `facts.larger` is true."""
     made = trial.rounds(tier=trial.case.tiers[:2])
     begun = state = made.init()
     for index in range(4):
@@ -564,18 +564,18 @@ def a_larger_server_model_is_trained_where_the_facts_say(trial: Trial) -> None:
     if larger:
         before, after = (model.arrays for model in served)
         rows = [(after[name] != before[name]).flatten(1).any(1) for name in before if name.endswith(".weight")]
-        larger = all(moved.float().mean() >= 0.75 for moved in rows)  # a few units are dead from the start
+        larger = all(moved.float().mean() >= 0.75 for moved in rows)  # a few units are dead (ReLU) from the start
     demand(larger == made.method.facts.larger, f"facts.larger is {made.method.facts.larger}, and it was {larger}")
 
 
 def sums_suffice_where_the_facts_say(trial: Trial) -> None:
-    """Sums of what clients upload suffice exactly where `facts.sums` says so."""
+    """The sum of the clients' uploads is enough if and only if `facts.sums` is true."""
     case = trial.case
     calm = {key: value for key, value in (case.contract.as_fedavg or {}).items() if key == "server"}
     alike = {"tier": EQUAL, "data": {"clients": 8, "samples": 100, "public": case.plain()["data"]["public"]}}
     found, engines = [], []
     for blind in (False, True):
-        made = trial.rounds(calm, **alike)  # calm: else Adam makes steps of rounding errors
+        made = trial.rounds(calm, **alike)  # a plain server step: Adam would turn rounding errors into large steps
         made.engine.blind = blind
         found.append(made.tensors(made.round(made.init(), size=8)))
         engines.append(made.engine)
@@ -613,17 +613,17 @@ PROMISES: tuple[Callable[[Trial], None], ...] = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one promise."""
+    """The result of testing one promise."""
 
     promise: str
     broken: str = ""
-    """How it is broken; empty: it is kept."""
+    """How the promise is broken; empty: it is kept."""
 
 
 def check_method(
     method: type[Any] | str, own: Mapping[str, Any] | None = None, tell: Callable[[Verdict], None] | None = None
 ) -> list[Verdict]:
-    """Tries every promise of the contract on a method: a class, or ``module:Class``, with some settings of its own.
+    """Tests every promise of the contract on a method: a class, or ``module:Class``, with some of its settings.
 
     `tell` is called with each verdict as it is found.
     """
@@ -632,7 +632,7 @@ def check_method(
     with tempfile.TemporaryDirectory(prefix="potluck-contract-") as folder:
         trial = Trial(MethodCase(kind, dict(own or {})), Path(folder))
         for promise in PROMISES:
-            verdicts.append(Verdict(promise_in_words(promise), _how_broken(promise, trial)))
+            verdicts.append(Verdict(promise_in_words(promise), _fault_of(promise, trial)))
             if tell is not None:
                 tell(verdicts[-1])
     return verdicts
@@ -643,9 +643,9 @@ def promise_in_words(promise: Callable[[Trial], None]) -> str:
     return (promise.__doc__ or promise.__name__).splitlines()[0]
 
 
-def _how_broken(promise: Callable[[Trial], None], trial: Trial) -> str:
+def _fault_of(promise: Callable[[Trial], None], trial: Trial) -> str:
     try:
         promise(trial)
-    except Exception as fault:  # a method of a user's own may raise anything
+    except Exception as fault:  # a user's method may raise anything
         return str(fault) if isinstance(fault, UserError) else f"{type(fault).__name__}: {fault}"
     return ""

@@ -1,4 +1,4 @@
-"""Taking a trained model out of a run."""
+"""Exports a trained model from a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from potluck.run.session import settings_of, state_of
 def export(
     folder: Path | str, to: Path | str, tier: str | None = None, client: str | None = None, server: bool = False
 ) -> Model:
-    """Writes what a tier, one client or the server would use today as ``model.safetensors`` and ``model.json``."""
+    """Writes the current model of a tier, a client or the server as ``model.safetensors`` and ``model.json``."""
     if sum([tier is not None, client is not None, server]) > 1:
         raise SettingsError("--tier, --client and --server: name one of them.")
     with RunFolder.open(Path(folder)) as opened:
@@ -24,18 +24,18 @@ def export(
         if found is None:
             raise CheckpointError(f"{folder} holds no checkpoint yet; let it finish a round first")
         setup = assemble(settings_of(opened))
-        state = _ready(setup, state_of(setup, unpack(found[1])["state"]), found[0] - 1)
+        state = _state_to_score(setup, state_of(setup, unpack(found[1])["state"]), found[0] - 1)
         kept = opened.memories.read(client) if client else None
     if server:
-        model = _of_server(setup, state)
+        model = _server_model(setup, state)
     else:
-        model = _of_client(setup, state, client, kept) if client else _of_tier(setup, state, tier)
+        model = _client_model(setup, state, client, kept) if client else _tier_model(setup, state, tier)
     save(Path(to), model)
     return model
 
 
-def _ready(setup: Setup, state: Any, index: int) -> Any:
-    """The state as it is scored: static norms, for one, are exported with the statistics that clients gather."""
+def _state_to_score(setup: Setup, state: Any, index: int) -> Any:
+    """The state as it is scored, for example with the batch norm statistics that clients gather."""
     if index < 0:
         return state
     session = Dispatcher(Serial(setup.context), setup.context.method, setup.context.zoo).open(index)
@@ -44,33 +44,33 @@ def _ready(setup: Setup, state: Any, index: int) -> Any:
     return ready
 
 
-def _whole(setup: Setup, state: Any, who: Client) -> Model | None:
-    """What one would use today, if the server has all of it."""
+def _complete_model(setup: Setup, state: Any, who: Client) -> Model | None:
+    """The model that this client would use now; None if the server does not have all of it."""
     model: Model | None = setup.context.method.serve(state, who, setup.context.zoo)
-    return None if model is None or _parted(model, setup) else model
+    return None if model is None or _lacks_tensors(model, setup) else model
 
 
-def _of_server(setup: Setup, state: Any) -> Model:
-    model = _whole(setup, state, setup.server)
+def _server_model(setup: Setup, state: Any) -> Model:
+    model = _complete_model(setup, state, setup.server)
     if model is None:
         raise InputError(f"{display_name(setup.context.method)} has no model of the server's own; try --client c0.")
     return model
 
 
-def _of_tier(setup: Setup, state: Any, name: str | None) -> Model:
+def _tier_model(setup: Setup, state: Any, name: str | None) -> Model:
     tiers = {tier.name: tier for tier in setup.context.zoo.tiers}
     if name is not None and name not in tiers:
         raise SettingsError(f"--tier {name}: this run has the tiers {', '.join(tiers)}.")
     chosen = tiers[name] if name else setup.context.zoo.tiers[-1]
-    model = _whole(setup, state, Client(f"any {chosen.name}", chosen))
+    model = _complete_model(setup, state, Client(f"any {chosen.name}", chosen))
     if model is None:
-        kind, else_server = display_name(setup.context.method), _whole(setup, state, setup.server) is not None
+        kind, else_server = display_name(setup.context.method), _complete_model(setup, state, setup.server) is not None
         other = "--server" if else_server else "another tier"
         raise InputError(f"{kind} has no model for tier '{chosen.name}' on the server; try --client c0, or {other}.")
     return model
 
 
-def _of_client(setup: Setup, state: Any, id: str, kept: tuple[int, bytes] | None) -> Model:
+def _client_model(setup: Setup, state: Any, id: str, kept: tuple[int, bytes] | None) -> Model:
     try:
         who = setup.population.client(setup.population.index(id), 0)
     except ValueError as fault:
@@ -79,11 +79,11 @@ def _of_client(setup: Setup, state: Any, id: str, kept: tuple[int, bytes] | None
     served: Model | None = context.method.serve(state, who, context.zoo)
     memory = unpack(kept[1]) if kept else {}
     whole: Model | None = context.method.complete(served, memory, context.datasets.shard(id).labels, context.zoo)
-    if whole is None or _parted(whole, setup):
+    if whole is None or _lacks_tensors(whole, setup):
         raise InputError(f"client {id} has no model of its own in this run; it never trained.")
     return whole
 
 
-def _parted(model: Model, setup: Setup) -> bool:
-    """Whether clients keep a part of this model, its head, to themselves."""
+def _lacks_tensors(model: Model, setup: Setup) -> bool:
+    """Whether tensors are missing because clients keep a part of the model, such as its head, private."""
     return not setup.context.zoo.shapes(model.spec).keys() <= model.arrays.keys()

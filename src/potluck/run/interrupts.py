@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first stops the run with everything saved, the second stops it at once."""
+"""Ctrl-C and SIGTERM: the first one saves and stops the run, the second one stops it at once."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run that was stopped from outside; the text says how far it came and how to go on."""
+    """Raised when a run is interrupted; the message says after which round, and how to resume."""
 
 
 class Interrupts:
-    """Turns the first signal into KeyboardInterrupt, except while something must not be torn."""
+    """Turns the first signal into KeyboardInterrupt, but not inside `defer`."""
 
     def __init__(self) -> None:
         self._holding = False
@@ -27,7 +27,7 @@ class Interrupts:
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
             for kind in (signal.SIGINT, signal.SIGTERM):
-                self._before[kind] = signal.signal(kind, self._caught)
+                self._before[kind] = signal.signal(kind, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -35,8 +35,8 @@ class Interrupts:
             signal.signal(kind, before)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Puts a signal off until the end of the block."""
+    def defer(self) -> Iterator[None]:
+        """Delays a signal until the end of the block."""
         self._holding = True
         try:
             yield
@@ -46,7 +46,7 @@ class Interrupts:
             self._waiting = False
             raise KeyboardInterrupt
 
-    def _caught(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         self._count += 1
         if self._count > 1:
             os._exit(130)

@@ -1,4 +1,4 @@
-"""The run: rounds from the first to the last, each committed before the next begins."""
+"""The main loop of a run: rounds from first to last, each committed before the next begins."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from potluck.run.scoring import score
 
 
 class ProgressListener(Protocol):
-    """Someone who looks on."""
+    """Receives the progress and the warnings of a run."""
 
     def round(self, done: int, scores: Mapping[str, Any] | None, totals: Mapping[str, float]) -> None: ...
     def warn(self, text: str) -> None: ...
@@ -45,14 +45,14 @@ class Loop:
         self.scores: dict[str, Any] | None = None
         fresh: Any = self.context.method.init(self.context.zoo, stream(self.context.seed, "init"))
         self.state: Any = to_device(fresh, torch.device(self.context.hardware))
-        # To reach a GPU takes longer than to read a file, and a GPU has more room to spare than most machines.
+        # Copying to a GPU takes longer than reading a file, and GPUs have enough memory.
         self.recall = ClientStateCache(folder.memories.read, ROOM if self.context.hardware == "cpu" else 4 * ROOM)
         self.dispatcher = Dispatcher(
             engine,
             self.context.method,
             self.context.zoo,
             self.experiment.gate,
-            self._remembered,
+            self._memory_of,
             setup.population.drops,
         )
         self.accounting = CostAccounting(folder.journal, self.context.zoo)
@@ -61,7 +61,7 @@ class Loop:
         self._server_failed = False
 
     def restore(self, payload: bytes) -> None:
-        """Goes back to where a checkpoint was written."""
+        """Restores the state of a checkpoint."""
         found = unpack(payload)
         self.progress = Progress(**found["progress"])
         self.state = dataclasses.replace(self.state, **to_device(found["state"], torch.device(self.context.hardware)))
@@ -70,23 +70,23 @@ class Loop:
         self._saved = self.progress.done
 
     def run(self) -> None:
-        """All rounds that are left."""
+        """Runs all remaining rounds."""
         if self._saved < 0 or self._owes_scores():
             self._score()
-            with self.stops.held():
+            with self.stops.defer():
                 self._save()
         while self.progress.done < self.experiment.rounds and not self.progress.stopped:
             self._round()
-        with self.stops.held():
+        with self.stops.defer():
             if self._saved < self.progress.done:
                 self._save()
-            self._settle()
+            self._wait_for_checkpoint()
 
-    def interrupted(self) -> None:
-        """Saves the last committed round before leaving."""
+    def save_before_exit(self) -> None:
+        """Saves the last committed round before an exception ends the run."""
         if 0 <= self._saved < self.progress.done:
             self._save()
-        self._settle()
+        self._wait_for_checkpoint()
 
     def weights(self) -> str:
         """SHA-256 over the server's tensors and the clients' memories."""
@@ -101,8 +101,8 @@ class Loop:
         index = self.progress.done
         started = time.perf_counter()
         cohort = self.setup.cohort(index)
-        state, session = self._attempts(index)
-        with self.stops.held():
+        state, session = self._try_round(index)
+        with self.stops.defer():
             self.state = state
             self.progress.done = index + 1
             for client, count in session.strikes().items():
@@ -111,20 +111,20 @@ class Loop:
             self.recall.put(session.staged)
             self.accounting.round(self.progress, session, cohort, time.perf_counter() - started)
             self._count_uploads(session)
-            self._missed(session)
-            self._failed(session)
-        due = self._due(index + 1)
+            self._warn_of_silent_tier(session)
+            self._warn_of_server_failure(session)
+        due = self._is_score_due(index + 1)
         if due:
             self._score()
-        with self.stops.held():
+        with self.stops.defer():
             if (index + 1) % self.experiment.run.checkpoint_every == 0:
                 self._save()
         while self.engine.notes:
             self._warn(index + 1, self.engine.notes.pop(0))
         self.watch.round(index + 1, self.scores if due else None, self.progress.totals)
 
-    def _attempts(self, index: int) -> tuple[Any, RoundSession]:
-        """The round's new state, from the first attempt that enough clients answered."""
+    def _try_round(self, index: int) -> tuple[Any, RoundSession]:
+        """The new state of a round, from the first attempt that reaches the quorum."""
         run = self.experiment.run
         for attempt in range(run.retries + 1):
             session = self.dispatcher.open(index, attempt)
@@ -137,12 +137,12 @@ class Loop:
                     self._note(index + 1, f"round {index + 1}: nobody could take part; the model stays as it is")
                 return state, session
             text = f"round {index + 1}: {len(came)} of {len(asked)} clients answered; run.quorum is {run.quorum}"
-            why = _commonest(session.entries)
+            why = _most_common_reason(session.entries)
             self._warn(index + 1, f"{text} (try {attempt + 1} of {run.retries + 1}){why}")
         raise QuorumError(f"{text}{why}. The model is as it was after round {index}; resume when clients are back.")
 
-    def _ready(self) -> tuple[Any, RoundSession | None]:
-        """The state to score: what the method makes of it with the last cohort; scored, then discarded."""
+    def _state_to_score(self) -> tuple[Any, RoundSession | None]:
+        """The state to score, made by the method's `ready` with the last cohort, and the session of its tasks."""
         index = self.progress.done - 1
         if index < 0:
             return self.state, None
@@ -152,17 +152,17 @@ class Loop:
         return shown, session
 
     def _owes_scores(self) -> bool:
-        """Whether a run that is resumed was stopped after a round, but before its scores."""
-        return self._due(self.progress.done) and (self.scores or {}).get("round") != self.progress.done
+        """Whether a resumed run was stopped after a round but before its scores were computed."""
+        return self._is_score_due(self.progress.done) and (self.scores or {}).get("round") != self.progress.done
 
-    def _due(self, done: int) -> bool:
+    def _is_score_due(self, done: int) -> bool:
         return done % self.experiment.score.every == 0 or done == self.experiment.rounds
 
     def _score(self) -> None:
-        shown, session = self._ready()
+        shown, session = self._state_to_score()
         scoring = self.dispatcher.open(self.progress.done, everyone=True)
         scores, faults = score(self.setup, scoring, shown, self.progress.done)
-        with self.stops.held():
+        with self.stops.defer():
             if session:
                 self.accounting.tasks(self.progress, session.entries, self.setup.cohort(self.progress.done - 1))
                 faults += [entry.reason for entry in session.entries if entry.reason and not entry.skipped]
@@ -171,9 +171,9 @@ class Loop:
             self.scores = scores
             self.folder.scores.append(scores)
             self.accounting.coverage(self.progress)
-            self.progress.stopped = self._reached()
+            self.progress.stopped = self._has_reached_target()
 
-    def _reached(self) -> bool:
+    def _has_reached_target(self) -> bool:
         if not self.experiment.run.stop_at or self.scores is None:
             return False
         (metric, wanted), *_ = self.experiment.run.stop_at.items()
@@ -186,30 +186,30 @@ class Loop:
     def _save(self) -> None:
         progress = dataclasses.asdict(self.progress)
         value = {"progress": progress, "state": dict(vars(self.state)), "scores": self.scores}
-        self._settle()
+        self._wait_for_checkpoint()
         self._saved = self.progress.done
         if self.context.hardware == "cpu":
-            self.folder.commit(self._saved, pack(value), self.recall.unsaved())
+            self.folder.commit(self._saved, pack(value), self.recall.pack_unsaved())
         else:
-            self.folder.prepare(self._saved, self.recall.unsaved())
+            self.folder.prepare(self._saved, self.recall.pack_unsaved())
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record()
-            self._writing = BackgroundTask(partial(_written, self.folder, self._saved, value, ready))
-        self.recall.saved(self._saved)
+            self._writing = BackgroundTask(partial(_write_checkpoint, self.folder, self._saved, value, ready))
+        self.recall.mark_saved(self._saved)
 
-    def _settle(self) -> None:
-        """Waits for the checkpoint that is being written beside the rounds."""
+    def _wait_for_checkpoint(self) -> None:
+        """Waits for the checkpoint that is written in the background."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.wait()
             self.folder.prune()
 
-    def _remembered(self, client: str) -> Remembered | None:
+    def _memory_of(self, client: str) -> Remembered | None:
         return self.recall.get(client, self.progress.done)
 
     @property
     def promise(self) -> dict[str, Any] | None:
-        """What is promised to clients by now, where their updates get noise."""
+        """The current privacy guarantee; None without [privacy]."""
         mechanism = self.context.mechanism
         return None if mechanism is None else guarantee(self.experiment.privacy, mechanism, self.progress.uploads)
 
@@ -218,8 +218,8 @@ class Loop:
             self.progress.uploads = count_uploads(self.progress.uploads, session.entries)
             self.folder.journal.append({"event": "privacy", "round": self.progress.done, **(self.promise or {})})
 
-    def _missed(self, session: RoundSession) -> None:
-        """Warns when a tier has sent nothing for three rounds."""
+    def _warn_of_silent_tier(self, session: RoundSession) -> None:
+        """Warns if a tier has sent nothing for three rounds."""
         done = self.progress.done
         for tier in self.context.zoo.tiers:
             gone = done - self.progress.seen.get(tier.name, 0)
@@ -227,8 +227,8 @@ class Loop:
                 covered = f"{session.coverage:.0%} of the model was trained"
                 self._warn(done, f"round {done}: nothing from tier '{tier.name}' for 3 rounds; {covered}")
 
-    def _failed(self, session: RoundSession) -> None:
-        """Warns when work of the server's own is refused for the first time: no faulty device is to blame for that."""
+    def _warn_of_server_failure(self, session: RoundSession) -> None:
+        """Warns when one of the server's own tasks is refused for the first time: no client is the cause."""
         found = [entry for entry in session.entries if entry.task.to == SERVER and entry.verdict == "quarantined"]
         if found and not self._server_failed:
             self._server_failed = True
@@ -244,8 +244,8 @@ class Loop:
         self.folder.journal.append({"event": "warning", "round": done, "text": text})
 
 
-def _written(folder: RunFolder, done: int, value: Mapping[str, Any], ready: torch.cuda.Event) -> None:
-    """Fetches a state from the GPU, beside what that does next, and writes it as a checkpoint."""
+def _write_checkpoint(folder: RunFolder, done: int, value: Mapping[str, Any], ready: torch.cuda.Event) -> None:
+    """Copies a state from the GPU, while the GPU continues, and writes it as a checkpoint."""
     aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_event(ready)
     with torch.cuda.stream(aside):
@@ -253,8 +253,8 @@ def _written(folder: RunFolder, done: int, value: Mapping[str, Any], ready: torc
     folder.checkpoints.write(done, pack(fetched))
 
 
-def _commonest(entries: Sequence[LedgerEntry]) -> str:
-    """Why clients were absent, most often."""
+def _most_common_reason(entries: Sequence[LedgerEntry]) -> str:
+    """The most common reason why clients were absent."""
     reasons = Counter(entry.reason for entry in entries if entry.reason)
     return "".join(f"; {count} of them: {reason}" for reason, count in reasons.most_common(1))
 

@@ -1,9 +1,9 @@
-"""What is promised to clients whose updates get noise: how much of it, and what it comes to as an epsilon.
+"""Local differential privacy: the noise on clients' updates, and the epsilon that it guarantees.
 
-The promise is local and to each client, whose whole data set may be exchanged for any other of the same size: two
-updates that are cut to a length C lie at most 2C apart. Nothing is gained from being asked seldom or from being one of
-many, for the server knows whom it asked and sees every update by itself. Noise upon noise adds up exactly: n uploads
-tell as much as one with noise smaller by the square root of n.
+The guarantee holds for each client alone. Neighbouring data sets differ in the client's whole data set, for another of
+the same size. Two updates that are clipped to the norm C are then at most 2C apart. There is no amplification by
+sampling or shuffling, because the server knows whom it asked and sees every single update. Composition is exact: n
+uploads reveal as much as one upload with noise smaller by the square root of n.
 """
 
 from __future__ import annotations
@@ -41,31 +41,31 @@ from potluck.learn import GaussianMechanism
 from potluck.run.settings import Experiment, Privacy
 
 APART = 2.0
-"""How far two updates may lie apart, in lengths of the clip."""
-MISSING = "[privacy] needs dp-accounting to reckon with: pip install 'potluck[privacy]'"
+"""The largest distance of two clipped updates (the sensitivity), as a multiple of `clip`."""
+MISSING = "[privacy] needs the package dp-accounting: pip install 'potluck[privacy]'"
 
 
 def make_mechanism(experiment: Experiment, method: Any, zoo: Zoo, population: Population) -> GaussianMechanism | None:
-    """What every update goes through, if [privacy] asks for it; refuses what would leave devices beside updates."""
+    """The Gaussian mechanism for all updates, or None without [privacy]; refuses methods that upload anything else."""
     wanted = experiment.privacy
-    if not wanted.wanted:
+    if not wanted.enabled:
         return None
     _accountant()
     _refuse_statistics(method, zoo)
     if settings(method).get("label_mask"):
-        raise SettingsError("[privacy] and method.label_mask: it tells the server a client's labels; set it to false.")
+        raise SettingsError("[privacy] and method.label_mask: it shows the server a client's labels; set it to false.")
     seen = DryRun(method, zoo, experiment.seed)
     if wanted.noise is not None:
         return GaussianMechanism(wanted.clip, wanted.noise)
     assert wanted.epsilon is not None
-    times = 1 if wanted.per == "upload" else max(1, seen.uploads * _rounds(experiment, population, seen.recruits))
+    times = 1 if wanted.per == "upload" else max(1, seen.uploads * _most_rounds(experiment, population, seen.recruits))
     return GaussianMechanism(wanted.clip, noise(wanted.epsilon, wanted.delta, times))
 
 
 def guarantee(
     wanted: Privacy, mechanism: GaussianMechanism, uploads: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
-    """The promise as plain values: for each upload and, once it is known how often clients did, for all of them."""
+    """The guarantee as plain values: for each upload and, if the uploads were counted, for all of them."""
     found: dict[str, Any] = {"clip": mechanism.clip, "noise": mechanism.noise, "delta": wanted.delta}
     found["epsilon_each"] = epsilon(mechanism.noise, wanted.delta)
     if uploads is not None:
@@ -75,14 +75,14 @@ def guarantee(
 
 
 def count_uploads(before: Mapping[str, int], entries: Iterable[LedgerEntry]) -> dict[str, int]:
-    """How often each client's update has left its device, after these tasks; refused ones left it too."""
+    """How often each client has uploaded an update, after these tasks; refused updates count too."""
     left = Counter(entry.task.to for entry in entries if entry.cost.bytes_up and entry.task.to != SERVER)
     return dict(Counter(before) + left)
 
 
 @lru_cache(maxsize=1024)
 def epsilon(noise: float, delta: float, times: int = 1) -> float:
-    """What so many uploads with this noise come to."""
+    """The epsilon of `times` uploads with this noise."""
     if not times:
         return 0.0
     with np.errstate(all="ignore"):
@@ -90,13 +90,13 @@ def epsilon(noise: float, delta: float, times: int = 1) -> float:
 
 
 def noise(epsilon: float, delta: float, times: int = 1) -> float:
-    """The noise with which so many uploads come to this."""
+    """The noise for which `times` uploads have this epsilon."""
     with np.errstate(all="ignore"):
         return float(_accountant().get_sigma_gaussian(epsilon, delta)) * APART * math.sqrt(times)
 
 
 def refuse_other_length(began: Experiment, now: Experiment, path: Path) -> None:
-    """Refuses to resume a run to another number of rounds than its noise was reckoned for."""
+    """Refuses to resume a run with a number of rounds for which its noise was not computed."""
     wanted = began.privacy
     if wanted.epsilon is not None and wanted.per == "run" and now.rounds != began.rounds:
         raise SettingsError(
@@ -106,7 +106,7 @@ def refuse_other_length(began: Experiment, now: Experiment, path: Path) -> None:
 
 
 def _accountant() -> Any:
-    """The package that reckons, which is an extra."""
+    """The package dp_accounting, which is an optional dependency."""
     try:
         return importlib.import_module("dp_accounting")
     except ImportError:
@@ -114,7 +114,7 @@ def _accountant() -> Any:
 
 
 def _refuse_statistics(method: Any, zoo: Zoo) -> None:
-    """Refuses networks whose statistics of a client's data would have to leave its device as they are."""
+    """Refuses batch norm networks: their statistics of a client's data would leave the device without noise."""
     asked = settings(method).get("bn_eval", "batch") != "batch"
     for spec in dict.fromkeys([zoo.full, *(tier.spec for tier in zoo.tiers)]):
         net = zoo.build(Newborn(spec), stream(0, "blank"))
@@ -126,8 +126,8 @@ def _refuse_statistics(method: Any, zoo: Zoo) -> None:
             )
 
 
-def _rounds(experiment: Experiment, population: Population, recruits: bool) -> int:
-    """In how many rounds the client that is asked most often takes part; all, where the method chooses for itself."""
+def _most_rounds(experiment: Experiment, population: Population, recruits: bool) -> int:
+    """The number of rounds of the most often asked client; all rounds if the method chooses its own clients."""
     if recruits or experiment.cohort >= population.clients:
         return experiment.rounds
     asked = Counter(
@@ -137,12 +137,12 @@ def _rounds(experiment: Experiment, population: Population, recruits: bool) -> i
 
 
 class DryRun:
-    """A first round with a client of each tier, none of whom answers: what the method asks them for is looked at."""
+    """Calls the method's first round with one client per tier, none of which answers, to see what it asks them for."""
 
     def __init__(self, method: Any, zoo: Zoo, seed: int) -> None:
         self.method, self.zoo = method, zoo
         self.recruits = False
-        """Whether the method chooses its clients for itself."""
+        """Whether the method chooses its own clients."""
         self._asked: Counter[str] = Counter()
         self._closing = False
         self._cohort = [Client(f"c{number}", tier) for number, tier in enumerate(zoo.tiers)]
@@ -153,19 +153,19 @@ class DryRun:
                 act(state, now)
             except UserError:
                 raise
-            except Exception:  # not every method bears that nobody answers; by then it has asked
+            except Exception:  # some methods fail if nobody answers, but by then they have sent their tasks
                 pass
             self._closing = True
 
     @property
     def uploads(self) -> int:
-        """How often a client's update leaves its device in a round, at most."""
+        """The most updates that one client uploads in a round."""
         return max(self._asked.values(), default=0)
 
     def _send(self, tasks: Iterable[Task]) -> Iterator[Reply]:
         for task in tasks:
             if task.to != SERVER:
-                self._look(task)
+                self._check_task(task)
         return iter(())
 
     def _fold(
@@ -177,14 +177,14 @@ class DryRun:
         self.recruits = True
         return [client for client in self._cohort if wanted(client)]
 
-    def _look(self, task: Task) -> None:
+    def _check_task(self, task: Task) -> None:
         expected = task.expects
         beside = [*expected.arrays, *(expected.models if self._closing else ())]
         unknown = [key for key in expected.models if key not in task.models or isinstance(task.models[key], Newborn)]
         if beside or unknown:
             raise SettingsError(
-                f"[privacy] puts noise on updates of models; {display_name(self.method)}'s clients also upload "
-                f"'{(beside or unknown)[0]}' (in '{task.verb}'), which would leave as it is. Take a method that "
-                "uploads models alone, such as fedavg."
+                f"[privacy] adds noise to model updates; {display_name(self.method)}'s clients also upload "
+                f"'{(beside or unknown)[0]}' (in '{task.verb}'), which would leave without noise. Use a method "
+                "that uploads only models, such as fedavg."
             )
         self._asked[task.to] += bool(expected.models)

@@ -1,4 +1,4 @@
-"""What a run came to."""
+"""The result of a run."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to."""
+    """The result of a run."""
 
     folder: Path
     method: str
     rounds: int
     seed: int
     scores: Mapping[str, Any]
-    """The last scores: ``global``, ``tiers``, ``clients``, and the ``metric`` that runs are judged by."""
+    """The last scores: ``global``, ``tiers``, ``clients``, and the name of the main score, ``metric``."""
     totals: Mapping[str, float]
     weights_sha256: str
     privacy: Mapping[str, Any] | None = None
-    """What was promised to clients, where their updates got noise."""
+    """The privacy guarantee; None without [privacy]."""
 
     @property
     def metric(self) -> str:
-        """The name of the score that the run is judged by."""
+        """The name of the main score."""
         return str(self.scores.get("metric", "accuracy"))
 
     @property
     def score(self) -> float | None:
-        """That score of the server's model on the test set, or the clients' mean where models live on the clients."""
+        """The main score: of the server's model on the test set, or the clients' mean if only clients have models."""
         whole = self.scores.get("global")
         found: float | None = whole["test"][self.metric] if whole else (self.scores.get("clients") or {}).get("mean")
         return found
 
     @property
     def accuracy(self) -> float | None:
-        """Test accuracy, where there is one: of the server's model, or the clients' mean."""
+        """Test accuracy of the server's model, or the clients' mean; None if there is none."""
         whole = self.scores.get("global")
         return whole["test"].get("accuracy") if whole else self.score if self.metric == "accuracy" else None
 
     def plain(self) -> dict[str, Any]:
-        """One JSON object that says it all."""
+        """The result as plain values, for JSON."""
         totals = self.totals
         return {
             "run": str(self.folder),

@@ -1,4 +1,4 @@
-"""Scoring: each tier's model on the server's splits, and on clients' own."""
+"""Scoring: the models of the server and the tiers on the server's splits, and of clients on their own splits."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from potluck.run.assemble import Setup
 LOCAL = "local"
 """The key of tasks that score the server's model on a client's own split."""
 PIECE = 2048
-"""The server's splits are scored in pieces of so many rows, so that workers share them; the same on every engine."""
+"""The server's splits are scored in pieces of this many rows, so that workers share them; equal on every engine."""
 
 
 def score(setup: Setup, session: RoundSession, state: Any, done: int) -> tuple[dict[str, Any], list[str]]:
-    """Scores the models after so many rounds: every score, and what went wrong in finding out."""
+    """Scores the models after `done` rounds. Returns all scores, and the faults that occurred."""
     method, zoo = setup.context.method, setup.context.zoo
     problem: Any = setup.context.problem
     tiers = {tier.name: Client(f"any {tier.name}", tier) for tier in zoo.tiers}
@@ -30,17 +30,17 @@ def score(setup: Setup, session: RoundSession, state: Any, done: int) -> tuple[d
     pieces = range(0, max(len(server_data.validation), len(server_data.test), 1), PIECE)
     common = setup.experiment.score.common
     tallies, faults = _collect(session, _tasks(served, own, whole, pieces, common))
-    spread = {client.id: _judged(tallies.get((client.id, "")), problem) for client in clients}
+    spread = {client.id: _test_score(tallies.get((client.id, "")), problem) for client in clients}
     scores = {
         "round": done,
         "metric": problem.metric,
-        "global": _splits(tallies.get((SERVER, _same("", served))), problem),
+        "global": _split_scores(tallies.get((SERVER, _first_name("", served))), problem),
         "tiers": {
             name: {
-                **(_splits(tallies.get((SERVER, _same(name, served))), problem) or {}),
-                **(_together(theirs, problem) if common and served[name] is None else {}),
+                **(_split_scores(tallies.get((SERVER, _first_name(name, served))), problem) or {}),
+                **(_common_scores(theirs, problem) if common and served[name] is None else {}),
                 "clients": _spread({client: spread[client] for client in theirs}),
-                **_own(list(theirs.values()), problem),
+                **_own_scores(list(theirs.values()), problem),
             }
             for name in tiers
             for theirs in [{c.id: tallies.get((c.id, "")) for c in clients if c.tier.name == name}]
@@ -48,7 +48,7 @@ def score(setup: Setup, session: RoundSession, state: Any, done: int) -> tuple[d
         "clients": _spread(spread),
     }
     if whole is not None:
-        scores["local"] = _spread({c.id: _judged(tallies.get((c.id, LOCAL)), problem) for c in clients})
+        scores["local"] = _spread({c.id: _test_score(tallies.get((c.id, LOCAL)), problem) for c in clients})
     return scores, faults
 
 
@@ -70,7 +70,7 @@ def _tasks(
     common: bool,
 ) -> Iterable[Task]:
     for name, model in served.items():
-        if model is not None and _same(name, served) == name:
+        if model is not None and _first_name(name, served) == name:
             for start in pieces:
                 config: dict[str, Plain] = {"rows": [start, start + PIECE]}
                 yield Task("score", SERVER, f"{name}/{start}", models={"model": model}, config=config)
@@ -83,8 +83,8 @@ def _tasks(
             yield Task("score", client, LOCAL, models={"model": whole}, config={"masked": True})
 
 
-def _same(name: str, served: Mapping[str, Model | None]) -> str:
-    """The first name under which this very model is served, so that it is scored once."""
+def _first_name(name: str, served: Mapping[str, Model | None]) -> str:
+    """The first name under which the same model is served, so that it is scored only once."""
     model = served[name]
     return next(other for other, known in served.items() if _identical(model, known))
 
@@ -98,52 +98,52 @@ def _identical(a: Model | None, b: Model | None) -> bool:
 
 
 Tallies = dict[tuple[str, str], list[Mapping[str, Any]]]
-"""By client and key, one for each piece."""
+"""Tallies by client and key, one for each piece."""
 
 
 def _collect(session: RoundSession, tasks: Iterable[Task]) -> tuple[Tallies, list[str]]:
-    """The tallies of every model, but none of one that could not be scored in full; and why others failed."""
+    """The tallies of every model that was scored completely, and the faults of the others."""
     tallies: Tallies = {}
     for reply in session.send(tasks):
-        tallies.setdefault(_whose(reply.task), []).append(reply.metrics)
+        tallies.setdefault(_model_key(reply.task), []).append(reply.metrics)
     failed = [entry for entry in session.entries if entry.task.verb == "score" and entry.verdict != "accepted"]
-    lost = {_whose(entry.task) for entry in failed}
+    lost = {_model_key(entry.task) for entry in failed}
     faults = [f"{entry.task.to}: {entry.reason.removeprefix('failed: ')}" for entry in failed if not entry.skipped]
     return {whose: found for whose, found in tallies.items() if whose not in lost}, faults
 
 
-def _whose(task: Task) -> tuple[str, str]:
-    """Whom a task scores: the client, and the model's name."""
+def _model_key(task: Task) -> tuple[str, str]:
+    """The client that a task is for, and the name of the model that it scores."""
     return (task.to, task.key.rpartition("/")[0] if task.to == SERVER else task.key)
 
 
-def _splits(tallies: Sequence[Mapping[str, Any]] | None, problem: Any) -> dict[str, Any] | None:
+def _split_scores(tallies: Sequence[Mapping[str, Any]] | None, problem: Any) -> dict[str, Any] | None:
     if tallies is None:
         return None
     return {split: problem.scores([tally[split] for tally in tallies]) for split in ("validation", "test")}
 
 
-def _together(tallies: Mapping[str, Sequence[Mapping[str, Any]] | None], problem: Any) -> dict[str, Any]:
-    """The scores of clients' models on the common splits, all as one; nothing where no client has a model yet."""
-    return _splits([tally for each in tallies.values() for tally in each or ()] or None, problem) or {}
+def _common_scores(tallies: Mapping[str, Sequence[Mapping[str, Any]] | None], problem: Any) -> dict[str, Any]:
+    """The scores of clients' models on the common splits, pooled; empty if no client has a model yet."""
+    return _split_scores([tally for each in tallies.values() for tally in each or ()] or None, problem) or {}
 
 
-def _judged(tallies: Sequence[Mapping[str, Any]] | None, problem: Any) -> float | None:
-    """The score on the test split that the problem is judged by."""
+def _test_score(tallies: Sequence[Mapping[str, Any]] | None, problem: Any) -> float | None:
+    """The main score on the test split."""
     if tallies is None:
         return None
     found: float | None = problem.scores([tally["test"] for tally in tallies])[problem.metric]
     return found
 
 
-def _own(tallies: Sequence[Sequence[Mapping[str, Any]] | None], problem: Any) -> dict[str, Any]:
-    """All scores of clients on their own test splits, taken together, where there is more to say than accuracy."""
+def _own_scores(tallies: Sequence[Sequence[Mapping[str, Any]] | None], problem: Any) -> dict[str, Any]:
+    """All scores of clients on their own test splits, pooled; empty if accuracy is the main score."""
     known = [tally["test"] for each in tallies for tally in each or ()]
     return {"own": problem.scores(known)} if known and problem.metric != "accuracy" else {}
 
 
 def _spread(scores: Mapping[str, float | None]) -> dict[str, Any] | None:
-    """Mean, standard deviation and the worst tenth over clients that have a score; all scores, and whose they are."""
+    """Mean, standard deviation and mean of the worst tenth over clients with a score; all scores and client ids."""
     found = sorted((value, client) for client, value in scores.items() if value is not None)
     if not found:
         return None

@@ -1,4 +1,4 @@
-"""Starting and resuming runs."""
+"""Starts and resumes runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RUNS = Path("runs")
 
 
 class Silent:
-    """A watch that looks away."""
+    """A progress listener that does nothing."""
 
     def round(self, done: int, scores: Mapping[str, Any] | None, totals: Mapping[str, float]) -> None:
         pass
@@ -53,10 +53,10 @@ def run(
     method: Any = None,
     watch: ProgressListener | None = None,
 ) -> Result:
-    """Runs an experiment from round 0 and keeps everything in a run folder.
+    """Runs an experiment from round 0 and saves everything in a run folder.
 
     `experiment` is an `Experiment`, or a mapping with the keys of a TOML file; None runs the built-in digits. `source`
-    brings your own data, `method` a method object of your own.
+    is your own data, `method` your own method object.
     """
     if experiment is None:
         experiment = config.read_experiment(None)
@@ -69,7 +69,7 @@ def run(
         text = toml.write(experiment.plain())
         return RunFolder.create(path, text, manifest(setup), mark(setup), experiment.run.keep)
 
-    return _work(setup, folder, watch or Silent())
+    return _run_in_folder(setup, folder, watch or Silent())
 
 
 def resume(
@@ -81,9 +81,9 @@ def resume(
     method: Any = None,
     watch: ProgressListener | None = None,
 ) -> Result:
-    """Goes on with a run that was stopped, from its newest good checkpoint; `rounds` and `engine` may be changed.
+    """Resumes a run from its newest valid checkpoint; `rounds` and `engine` may be changed.
 
-    Without `rounds` it goes on to as many as were last asked for.
+    Without `rounds`, it runs to the number of rounds that was last asked for.
     """
     path = Path(path)
 
@@ -92,12 +92,12 @@ def resume(
 
     with RunFolder.open(path) as opened:
         began = settings_of(opened)
-        experiment = _changed(began, opened.manifest()["rounds"] if rounds is None else rounds, engine)
+        experiment = _apply_overrides(began, opened.manifest()["rounds"] if rounds is None else rounds, engine)
         privacy.refuse_other_length(began, experiment, path)
         setup = assemble(experiment, source, method)
         if mark(setup) != opened.mark:
             raise SettingsError(f"{path}: its settings.toml was changed since it began; start a new run instead.")
-        return _work(setup, folder, watch or Silent(), resumed=True)
+        return _run_in_folder(setup, folder, watch or Silent(), resumed=True)
 
 
 def settings_of(folder: RunFolder) -> Experiment:
@@ -106,33 +106,35 @@ def settings_of(folder: RunFolder) -> Experiment:
     return config.experiment(plain, str(folder.path / "settings.toml"), text)
 
 
-def _changed(experiment: Experiment, rounds: int, engine: str | None) -> Experiment:
+def _apply_overrides(experiment: Experiment, rounds: int, engine: str | None) -> Experiment:
     plain = experiment.plain() | {"rounds": rounds}
     if engine is not None:
         plain["run"] |= {"engine": engine} | ({"hardware": "cuda"} if engine == "graphs" else {})
     return config.experiment(plain, "resume")
 
 
-def _work(setup: Setup, open_folder: Callable[[], RunFolder], watch: ProgressListener, resumed: bool = False) -> Result:
-    """Runs what is left of a run, and leaves its folder in order whatever happens."""
+def _run_in_folder(
+    setup: Setup, open_folder: Callable[[], RunFolder], watch: ProgressListener, resumed: bool = False
+) -> Result:
+    """Runs the remaining rounds, and closes the engine and the folder in every case."""
     threads = torch.get_num_threads()
-    gc.freeze()  # what is there by now stays until the end: the collector need not look at it round after round
+    gc.freeze()  # existing objects stay until the end, so the collector need not scan them in every round
     try:
         with Interrupts() as stops, closing(setup.engine()) as engine, open_folder() as folder:
             try:
-                return _finished(Loop(setup, engine, folder, watch, stops), resumed)
+                return _run_to_end(Loop(setup, engine, folder, watch, stops), resumed)
             except KeyboardInterrupt:
-                raise Interrupted(_how_to_go_on(folder)) from None
+                raise Interrupted(_resume_hint(folder)) from None
     finally:
         gc.unfreeze()
         torch.set_num_threads(threads)
-        if setup.context.hardware != "cpu":  # what this run had on a GPU goes before the next run comes
+        if setup.context.hardware != "cpu":  # frees this run's GPU memory before the next run
             gc.collect()
             torch.cuda.empty_cache()
 
 
-def _finished(loop: Loop, resumed: bool) -> Result:
-    """Runs all rounds that are left, and notes in the manifest how that ended."""
+def _run_to_end(loop: Loop, resumed: bool) -> Result:
+    """Runs all remaining rounds, and writes into the manifest how the run ended."""
     folder, watch, experiment = loop.folder, loop.watch, loop.experiment
     found = folder.rewind(watch.warn)
     if found:
@@ -145,7 +147,7 @@ def _finished(loop: Loop, resumed: bool) -> Result:
         loop.run()
     except BaseException as fault:
         stopped = isinstance(fault, KeyboardInterrupt)
-        loop.interrupted()
+        loop.save_before_exit()
         folder.update_manifest(status="interrupted" if stopped else "failed", fault=_one_line(fault))
         raise
     keep_features(loop)
@@ -163,20 +165,20 @@ def _finished(loop: Loop, resumed: bool) -> Result:
     return result
 
 
-def _how_to_go_on(folder: RunFolder) -> str:
+def _resume_hint(folder: RunFolder) -> str:
     saved = folder.checkpoints.rounds()
     when = f"after round {saved[-1]}" if saved else "before anything was saved"
     return f"interrupted {when}; go on with: potluck resume {shlex.quote(str(folder.path))}"
 
 
 def state_of(setup: Setup, fields: Mapping[str, Any]) -> Any:
-    """A method's state, made again from a checkpoint's fields."""
+    """A method's state from the fields of a checkpoint."""
     method, zoo = setup.context.method, setup.context.zoo
     return dataclasses.replace(method.init(zoo, stream(setup.context.seed, "init")), **fields)
 
 
 def manifest(setup: Setup) -> dict[str, Any]:
-    """What the run was made with."""
+    """The manifest: settings, versions, machine and tiers of a run."""
     experiment, zoo = setup.experiment, setup.context.zoo
     counts = setup.population.counts()
     return {
@@ -218,7 +220,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
 
 
 def mark(setup: Setup) -> str:
-    """The identity of a run: its settings, but for how long it runs and how the work is done."""
+    """A hash that identifies a run: its settings, without its length and without how the work is done."""
     plain = setup.experiment.plain()
     for name in ("name", "variant", "rounds", "run", "compare", "score"):
         plain.pop(name)
@@ -230,7 +232,7 @@ def mark(setup: Setup) -> str:
 
 
 def label(method: Any) -> str:
-    """A method's name and the settings that are not the default, for people."""
+    """A method's name and its settings that differ from the default, for people."""
     told = [
         f"{field.name}={_brief(getattr(method, field.name))}"
         for field in dataclasses.fields(method)

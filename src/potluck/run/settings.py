@@ -1,4 +1,4 @@
-"""An experiment as settings: what a TOML file may say, with a default for everything."""
+"""The settings of an experiment, as in a TOML file; everything has a default."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class TierSettings:
 
     name: str = "everyone"
     share: float = 1.0
-    """Its part of the population, relative to the other tiers' shares."""
+    """Its share of the clients, relative to the other tiers' shares."""
     width: float | dict[str, float] | Literal["fit"] | None = None
-    """The part of each layer's units it can train, for all layers or by axis group. "fit": the largest of fleet.widths
-    that its profile can carry."""
+    """The fraction of each layer's units that it can train, for all layers or by axis group. "fit": the largest of
+    fleet.widths that a device of its profile can train."""
     depth: int | tuple[int, ...] | None = None
-    """The blocks it can train; one number per stage where the family has stages."""
+    """The number of blocks that it can train; one number per stage if the family has stages."""
     model: dict[str, Any] | None = None
-    """An architecture of its own instead of a part of [model]; written like [model]."""
+    """Its own architecture instead of a part of [model]; written like [model]."""
     profile: str = "laptop"
-    """The device it is priced as: `potluck list profiles`."""
+    """The device profile for its costs: `potluck list profiles`."""
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1e9:
@@ -38,22 +38,22 @@ class TierSettings:
 
 @dataclass(frozen=True)
 class Scoring:
-    """When and on whom models are scored, under [score]."""
+    """When models are scored, and on which clients, under [score]."""
 
     every: int = 1
-    """Score after every so many rounds, and after the last."""
+    """Score after every this many rounds, and after the last round."""
     clients: int = 20
     """How many clients score the model on their own splits; the same ones each time."""
     local: bool = False
-    """Also score the server's whole model on their splits, with classes that a client does not own masked."""
+    """Also score the server's full model on these clients' splits, with classes that a client does not own masked."""
     common: bool = False
-    """Let clients score models that live with them on the common test set, and tiers by their clients' mean: to be set
-    beside models that the server has."""
+    """Score models that only clients have on the common test set, and each tier by the scores of its clients. So they
+    can be compared with models that the server has."""
     features: bool = False
-    """At the end, look at what the tiers' networks make of test rows, for the report: how alike, stage by stage."""
+    """At the end, compare the features of the tiers' networks on test rows, stage by stage, for the report."""
     targets: tuple[float, ...] = ()
-    """Test scores to which tables and reports count rounds: [0.85] is 85 %. None: 50, 80, 90 and 95 %. Tables in the
-    terminal have room for the first."""
+    """Test scores for which tables and reports count the rounds needed: [0.85] is 85 %. Empty: 50, 80, 90 and 95 %.
+    Tables in the terminal show only the first."""
 
     def __post_init__(self) -> None:
         if self.every < 1 or self.clients < 0:
@@ -66,34 +66,34 @@ class Scoring:
 @dataclass(frozen=True)
 class Running:
     """How the work is done, under [run]. `stop_at` and `quorum` can change a result, `precision` its digits,
-    `hardware`, `channels_last` and `stack` its last bits; nothing else here does."""
+    `hardware`, `channels_last` and `stack` its last bits. Nothing else here changes a result."""
 
     engine: Literal["auto", "serial", "wire", "pool", "graphs"] = "auto"
-    """auto: graphs on a GPU; else pool where there are several cores and Linux, else serial."""
+    """auto: graphs on a GPU; else pool on Linux with several cores; else serial."""
     hardware: Literal["cpu", "cuda"] = "cpu"
-    """Where devices' networks are simulated. A GPU works under graphs, serial and wire; its bits differ from a
-    CPU's."""
+    """The hardware that simulates the clients. A GPU works with graphs, serial and wire; its results differ from a
+    CPU's in the last bits."""
     precision: Precision = "fp32"
-    """How exactly local training computes: "tf32" and "bf16" let products and convolutions round their inputs."""
+    """The precision of local training: with "tf32" and "bf16", matrix products and convolutions round their inputs."""
     channels_last: bool = False
-    """Keep kernels with their channels innermost, which a GPU likes under "bf16"."""
+    """Use the channels-last memory format for kernels, which is faster on a GPU with "bf16"."""
     streams: int = 10
-    """How many clients a GPU trains side by side under graphs."""
+    """How many clients a GPU trains side by side with graphs."""
     workers: int = 0
     """Worker processes of the pool; 0: one per core."""
     stack: int = 0
-    """How many clients train in one go where their networks are small, dense and alike (20 to 50 is good); 0: each by
-    itself."""
+    """How many clients train stacked if their networks are small, dense and equal in shape (20 to 50 is good); 0: each
+    trains alone."""
     checkpoint_every: int = 1
     """Rounds between checkpoints."""
     keep: int = 2
-    """Checkpoints kept."""
+    """How many checkpoints are kept."""
     quorum: int = 1
-    """Clients that must answer for a round to count."""
+    """How many clients must answer for a round to count."""
     retries: int = 3
-    """Further tries at a round that missed its quorum."""
+    """How often a round that missed its quorum is tried again."""
     stop_at: dict[str, float] = field(default_factory=dict)
-    """End early when the score that the data is judged by is reached on the validation set: {accuracy = 0.95}."""
+    """Stop early when the main score on the validation set reaches this: {accuracy = 0.95}."""
 
     def __post_init__(self) -> None:
         lows = {"workers": 0, "streams": 1, "stack": 0, "checkpoint_every": 1, "keep": 1, "quorum": 0, "retries": 0}
@@ -120,15 +120,15 @@ class Privacy:
     """Noise on what clients upload, under [privacy]: off until `noise` or `epsilon` is given. See docs/security.md."""
 
     clip: float = 1.0
-    """The longest update (new minus sent) that leaves a device; a longer one is scaled down to this."""
+    """The largest norm of an update (new minus sent) that leaves a device; a longer one is scaled down."""
     noise: float | None = None
-    """The standard deviation of the Gaussian noise on each number of an update, in lengths of the clip."""
+    """The standard deviation of the Gaussian noise on each entry of an update, as a multiple of `clip`."""
     epsilon: float | None = None
-    """Instead of `noise`: as much as keeps this promise to every client."""
+    """Instead of `noise`: the epsilon to guarantee to every client; the noise follows from it."""
     delta: float = 1e-5
-    """The chance with which the promise may fail."""
+    """The probability with which the guarantee may fail."""
     per: Literal["run", "upload"] = "run"
-    """What `epsilon` is promised for: all that a client uploads in the run, or each time it does."""
+    """What `epsilon` covers: all uploads of a client in the run, or each single upload."""
 
     def __post_init__(self) -> None:
         for name in ("clip", "noise", "epsilon"):
@@ -137,51 +137,51 @@ class Privacy:
         if not 1e-100 <= self.delta < 1:
             raise ValueError(f"privacy.delta = {self.delta} must be above 0 and below 1")
         if self.noise is not None and self.epsilon is not None:
-            raise ValueError("privacy.noise and privacy.epsilon are two ways to say one thing; give one of them")
+            raise ValueError("privacy.noise and privacy.epsilon exclude each other; give one of them")
 
     @property
-    def wanted(self) -> bool:
+    def enabled(self) -> bool:
         """Whether updates get noise."""
         return self.noise is not None or self.epsilon is not None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `potluck compare` runs when it is not told, under [compare]."""
+    """What `potluck compare` runs by default, under [compare]."""
 
     methods: tuple[str | dict[str, Any], ...] = ()
-    """Names, or tables with a name and that method's own settings."""
+    """Names, or tables with a name and settings of that method."""
     seeds: tuple[int, ...] = ()
     variants: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """What else to vary, every method under each: a name, and the settings it changes, each written like --set."""
+    """Variants by name: the settings that each changes, written like --set. Every method runs under every variant."""
     only: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """The methods that run under a variant, by name, where not all do: methods may want tiers of different kinds."""
+    """The methods that run under a variant, if not all do: methods may need different kinds of tiers."""
 
     def __post_init__(self) -> None:
         if odd := self.only.keys() - self.variants.keys():
-            raise ValueError(f"compare.only speaks of '{min(odd)}', which is none of compare.variants")
+            raise ValueError(f"compare.only names '{min(odd)}', which is not in compare.variants")
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One experiment, complete."""
+    """All settings of one experiment."""
 
     name: str = "digits"
     variant: str = ""
-    """What sets this run apart from others of its name; a comparison fills it in."""
+    """The name of the variant in a comparison, which sets it; else empty."""
     seed: int = 0
     rounds: int = 40
     cohort: int = 10
-    """Clients asked in each round."""
+    """The number of clients in each round."""
     data: Data = Data()
     model: dict[str, Any] = field(default_factory=lambda: {"name": "cnn"})
-    """The server's network: its name, and what its family wants to know. `potluck list models`."""
+    """The server's network: its name, and options of its family. See `potluck list models`."""
     tier: tuple[TierSettings, ...] = (TierSettings(),)
     fleet: Fleet = Fleet()
     method: dict[str, Any] = field(default_factory=lambda: {"name": "fedavg"})
-    """The method's name, and its own settings. `potluck list methods`."""
+    """The method's name and its settings. See `potluck list methods`."""
     local: Local = Local(epochs=5, batch=8)
-    """How clients train, under every method alike."""
+    """How clients train; the same for every method."""
     gate: Gate = Gate()
     privacy: Privacy = Privacy()
     score: Scoring = Scoring()

@@ -1,4 +1,4 @@
-"""How alike two networks see the same rows: features of every stage, their CKA, and their picture in the plane."""
+"""Similarity of networks: features of each stage, their CKA, and their projection onto two principal components."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ import torch
 from torch import Tensor, nn
 
 from potluck.core import Examples
+from potluck.learn import forward_hooks
 
 BATCH = 64
-"""Rows looked at together."""
+"""Rows in one forward pass."""
 
 
 def cka(one: Tensor, other: Tensor) -> float | None:
-    """Linear centred kernel alignment of two sets of features, of (rows, units) each; None where either is constant.
+    """Linear centred kernel alignment of two sets of features, of (rows, units) each; None if either is constant.
 
     Kornblith et al., "Similarity of Neural Network Representations Revisited", ICML 2019,
-    https://arxiv.org/abs/1905.00414. 1: the same up to turning and stretching as a whole; 0: nothing in common.
+    https://arxiv.org/abs/1905.00414. 1: equal up to rotation and scale; 0: nothing in common.
     """
-    a, b = _centred(one), _centred(other)
+    a, b = _centre(one), _centre(other)
     scale = (a.T @ a).norm() * (b.T @ b).norm()
     return float((a.T @ b).square().sum() / scale) if scale > 0 else None
 
 
 def plane(features: Tensor) -> tuple[Tensor, list[float]]:
-    """The two principal components of each row, and the share of the variance that each of them tells."""
-    left, sizes, right = torch.linalg.svd(_centred(features), full_matrices=False)
-    # A direction and its opposite are as good: let the largest entry point up.
+    """The first two principal components of each row, and the share of the variance that each explains."""
+    left, sizes, right = torch.linalg.svd(_centre(features), full_matrices=False)
+    # The sign of a component is arbitrary: make its largest entry positive.
     signs = right.gather(1, right.abs().argmax(1, keepdim=True)).sign().T
     found = torch.zeros(len(features), 2, dtype=left.dtype)
     shares, kept = torch.zeros(2, dtype=left.dtype), min(2, len(sizes))
@@ -39,22 +40,22 @@ def plane(features: Tensor) -> tuple[Tensor, list[float]]:
 
 
 def stages(net: nn.Module) -> tuple[str, ...]:
-    """The modules of a network to look at, in forward order: stem, what the body is made of, body; or all its parts."""
+    """The modules to compare, in forward order: stem, the children of the body, body; or else all children."""
     parts = dict(net.named_children())
     if not {"stem", "body"} <= parts.keys():
         return tuple(parts)
     return ("stem", *(f"body.{name}" for name, _ in parts["body"].named_children()), "body")
 
 
-def staged(net: nn.Module, examples: Examples, pad: int | None = None) -> dict[str, Tensor]:
-    """What a network's stages make of examples: (rows, units), means over pixels or over tokens that are no padding.
+def stage_features(net: nn.Module, examples: Examples, pad: int | None = None) -> dict[str, Tensor]:
+    """The features of each stage, (rows, units): means over pixels, or over tokens that are not padding.
 
-    A stage that is called several times, or gives no tensor, is left out.
+    A stage that is called several times, or that returns no tensor, is left out.
     """
     where = next(net.parameters()).device
     seen: dict[str, list[Tensor]] = {}
     net.eval()
-    with torch.no_grad(), _watching(net, seen) as begin:
+    with torch.no_grad(), _record_outputs(net, seen) as begin:
         for at in range(0, len(examples), BATCH):
             x = examples[slice(at, at + BATCH)]["x"].to(where)
             begin(x, pad)
@@ -64,8 +65,8 @@ def staged(net: nn.Module, examples: Examples, pad: int | None = None) -> dict[s
 
 
 @contextmanager
-def _watching(net: nn.Module, seen: dict[str, list[Tensor]]) -> Iterator[Callable[[Tensor, int | None], None]]:
-    """Notes what stages hand on, while this lasts; it is to be told of each batch that begins."""
+def _record_outputs(net: nn.Module, seen: dict[str, list[Tensor]]) -> Iterator[Callable[[Tensor, int | None], None]]:
+    """Inside this context, the outputs of stages are added to `seen`. Call the yielded function before each batch."""
     tokens: list[Tensor] = []
 
     def begin(x: Tensor, pad: int | None) -> None:
@@ -74,26 +75,24 @@ def _watching(net: nn.Module, seen: dict[str, list[Tensor]]) -> Iterator[Callabl
     def listen(name: str) -> Callable[[nn.Module, object, object], None]:
         def note(module: nn.Module, given: object, made: object) -> None:
             if isinstance(made, Tensor) and made.dim() > 1:
-                seen.setdefault(name, []).append(_pooled(made, tokens[0] if tokens else None).double().cpu())
+                seen.setdefault(name, []).append(
+                    _mean_over_positions(made, tokens[0] if tokens else None).double().cpu()
+                )
 
         return note
 
-    handles = [net.get_submodule(name).register_forward_hook(listen(name)) for name in stages(net)]
-    try:
+    with forward_hooks(net, after={name: listen(name) for name in stages(net)}):
         yield begin
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
-def _pooled(made: Tensor, tokens: Tensor | None) -> Tensor:
-    """The mean over places: of a map those of its channels, of a row of tokens those that are no padding."""
+def _mean_over_positions(made: Tensor, tokens: Tensor | None) -> Tensor:
+    """The mean over positions: over the pixels of a feature map, or over the tokens that are not padding."""
     if tokens is None or made.dim() != 3 or made.shape[:2] != tokens.shape:
         return made.flatten(2).mean(2) if made.dim() > 2 else made
     seen = tokens.unsqueeze(-1).to(made.dtype)
     return (made * seen).sum(1) / seen.sum(1).clamp(min=1)
 
 
-def _centred(features: Tensor) -> Tensor:
+def _centre(features: Tensor) -> Tensor:
     features = features.to(torch.float64)
     return features - features.mean(0)

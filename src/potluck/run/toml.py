@@ -1,4 +1,4 @@
-"""TOML text: reading it with its faults named by line, and writing plain values as it."""
+"""Reads TOML files, with line numbers in error messages, and writes plain values as TOML."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def read(path: Path) -> tuple[dict[str, Any], str]:
         return tomllib.loads(text), text
     except RecursionError:
         raise SettingsError(f"{path}: its brackets are nested too deeply.") from None
-    except ValueError as fault:  # TOMLDecodeError is one, and so is a number of thousands of digits
-        raise SettingsError(f"{path}: {_located(str(fault))}.") from None
+    except ValueError as fault:  # a TOMLDecodeError, or a number with thousands of digits
+        raise SettingsError(f"{path}: {_with_line_first(str(fault))}.") from None
 
 
-def _located(fault: str) -> str:
+def _with_line_first(fault: str) -> str:
     found = re.fullmatch(r"(?s)(.*) \(at line (\d+), column (\d+)\)", fault)
     return f"line {found[2]}: {found[1]}" if found else fault
 
 
 def line_of(text: str, path: Sequence[str | int]) -> int | None:
-    """The line on which a setting stands, as well as can be told without parsing."""
+    """The line number of a setting, found without full parsing; None if it is not found."""
     names = [str(part) for part in path if isinstance(part, str)]
     number = path[1] if len(path) > 1 and isinstance(path[1], int) else 0
     section, at, seen = "", -1, -1
@@ -61,20 +61,20 @@ def line_of(text: str, path: Sequence[str | int]) -> int | None:
     return at + 1 if at >= 0 else None
 
 
-def without(text: str, path: Sequence[str | int]) -> str:
-    """The text with this setting's line emptied: its value came from elsewhere, so no error should point there."""
+def blank_line(text: str, path: Sequence[str | int]) -> str:
+    """The text with this setting's line made blank: its value was replaced, so no error should point to it."""
     found = line_of(text, path)
     lines = text.splitlines()
     return text if found is None else "\n".join([*lines[: found - 1], "", *lines[found:]])
 
 
 def write(values: Mapping[str, Any]) -> str:
-    """Plain values as TOML; None is left out, as TOML has no word for it."""
+    """Plain values as TOML; None is left out, because TOML has no null."""
     lines = _pairs(values)
     for key, value in values.items():
         if isinstance(value, Mapping):
             lines += ["", f"[{_key(key)}]", *_flat(value)]
-        elif _tables(value):
+        elif _is_table_list(value):
             for row in value:
                 lines += ["", f"[[{_key(key)}]]", *_flat(row)]
     return "\n".join(lines) + "\n"
@@ -84,7 +84,7 @@ def _pairs(values: Mapping[str, Any]) -> list[str]:
     return [
         f"{_key(key)} = {_value(value)}"
         for key, value in values.items()
-        if value is not None and not isinstance(value, Mapping) and not _tables(value)
+        if value is not None and not isinstance(value, Mapping) and not _is_table_list(value)
     ]
 
 
@@ -92,12 +92,12 @@ def _flat(values: Mapping[str, Any]) -> list[str]:
     return [f"{_key(key)} = {_value(value)}" for key, value in values.items() if value is not None]
 
 
-def _tables(value: Any) -> bool:
+def _is_table_list(value: Any) -> bool:
     return isinstance(value, list | tuple) and bool(value) and all(isinstance(row, Mapping) for row in value)
 
 
 def _key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _quoted(key)
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _quote(key)
 
 
 def _value(value: Any) -> str:
@@ -109,9 +109,9 @@ def _value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_value(item) for item in value) + "]"
     if isinstance(value, str):
-        return _quoted(value)
+        return _quote(value)
     return repr(value)
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

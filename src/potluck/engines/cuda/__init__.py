@@ -1,4 +1,4 @@
-"""One GPU: local steps are captured as CUDA graphs and replayed side by side."""
+"""The engine for one GPU: local steps are captured as CUDA graphs and replayed side by side."""
 
 from potluck.engines.cuda.engine import Graphs
 

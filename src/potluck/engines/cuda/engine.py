@@ -1,4 +1,4 @@
-"""A cohort on one GPU: local steps are captured once as CUDA graphs, and many clients' are replayed side by side."""
+"""A cohort on one GPU: local steps are captured once as CUDA graphs and replayed for many clients side by side."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from potluck.engines.worker import Worker
 from potluck.learn import CapturePolicy, FitJob, run_fit
 
 TRAINERS = 4
-"""Captured trainers that a network keeps ready; the one that was used longest ago makes room."""
+"""Captured trainers kept for each network; the least recently used one is dropped."""
 CHANGES = 12
-"""A network that needs a new trainer more often than this is not worth capturing."""
+"""A network that needs more new trainers than this is no longer captured."""
 STREAMS = 30
-"""CUDA streams in all. What was captured on a stream is replayed on it, for libraries keep scratch memory by stream."""
+"""The number of CUDA streams. A graph is replayed on its own stream, as libraries keep workspaces per stream."""
 
 
 class Graphs:
@@ -45,7 +45,7 @@ class Graphs:
         self.worker.close()
 
     def run_fits(self, jobs: Sequence[FitJob]) -> list[Fit | Exception]:
-        """Runs fits side by side; what cannot be captured runs by itself."""
+        """Runs fit jobs side by side; a job that cannot be captured runs alone."""
         found: dict[int, Fit | Exception] = {}
         trainers: dict[int, CapturedTrainer] = {}
         for at, job in enumerate(jobs):
@@ -65,7 +65,7 @@ class Graphs:
         return [found[at] for at in range(len(jobs))]
 
     def _trainer(self, job: FitJob) -> CapturedTrainer | None:
-        """The captured trainer for a job; None: it is to run by itself."""
+        """The captured trainer for a job; None: the job runs alone."""
         if not job.local.count(len(job.examples)):
             return None
         trainers = self._trainers.get(id(job.net))
@@ -79,13 +79,13 @@ class Graphs:
             return None
 
     def _stream(self, noisy: bool) -> torch.cuda.Stream | None:
-        """A stream for the next network. Noisy ones share the first: graphs read torch's generator at one place."""
+        """A stream for the next network. Networks with dropout share the first, as they share torch's generator."""
         if not self._streams:
             return None
         return self._streams[0 if noisy else 1 + len(self._trainers) % (STREAMS - 1)]
 
     def _note(self, why: str) -> None:
-        """Notes a reason for which something is not captured, once."""
+        """Notes the reason why something is not captured; each reason once."""
         short = why.strip().splitlines()[0] if why.strip() else "no reason was given"
         if short not in self._noted:
             self._noted.add(short)
@@ -93,7 +93,7 @@ class Graphs:
 
 
 class NetworkTrainers:
-    """The captured trainers of one live network that were last used."""
+    """The captured trainers of one live network, the most recently used ones."""
 
     def __init__(self, stream: torch.cuda.Stream | None, policy: CapturePolicy) -> None:
         self.stream, self.policy = stream, policy
@@ -101,7 +101,7 @@ class NetworkTrainers:
         self._changes = 0
 
     def find(self, job: FitJob, resident: bool) -> CapturedTrainer | None:
-        """The trainer for this job; None once the network has needed too many."""
+        """The trainer for this job; None if the network has needed too many trainers."""
         key = capture_key(job, resident)
         if key not in self._trainers:
             if self._changes >= CHANGES:

@@ -1,4 +1,4 @@
-"""Local training whose steps are captured once and replayed: on a GPU a step is launched whole, as a CUDA graph."""
+"""Local training with captured steps: on a GPU, a whole step is one CUDA graph, captured once and replayed."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from potluck.learn import (
 )
 
 RARE = 16
-"""Steps that run as they are before one of their kind is captured, where batches are smaller than captured ones: the
-last of an epoch. Capturing takes as long as about so many steps, and there may be a size for every client."""
+"""Steps that run uncaptured before capture, for batches smaller than captured ones (the last batch of an epoch).
+Capturing takes about as long as this many steps, and every client may have another size of last batch."""
 
 Kind = tuple[int, int]
-"""Of a step: the rows of its batch, and whose turn it is among losses that take turns."""
+"""The kind of a step: its batch size, and the index of its loss if losses take turns."""
 
 
 def capture_key(job: FitJob, resident: bool) -> Hashable:
-    """What jobs for one network must share to use one trainer; a `TypeError` says why this one cannot be captured.
+    """Jobs of one network with equal keys can use one trainer. A `TypeError` says why a job cannot be captured.
 
-    Columns that stay where they are go by their identity; others are copied, and go by their shapes.
+    Resident columns are compared by identity; others are copied, so they are compared by shape.
     """
     loss = job.loss.losses if isinstance(job.loss, Turns) else job.loss
     columns = tuple(
@@ -52,11 +52,11 @@ def capture_key(job: FitJob, resident: bool) -> Hashable:
 
 
 class CapturedTrainer:
-    """Trains one network in one way, with everything that a step touches at a fixed place in memory."""
+    """Trains one network in one way; everything that a step uses has a fixed address in memory."""
 
     def __init__(self, job: FitJob, resident: bool, stream: torch.cuda.Stream | None, policy: CapturePolicy) -> None:
         self.stream, self.policy = stream, policy
-        # Tensors of its own, to be filled with each client's.
+        # Its own tensors; each client's tensors are copied into them.
         self.loss: Loss = map_tensors(job.loss, torch.clone)
         self.edits: list[Edit] = [map_tensors(edit, torch.clone) for edit in job.edits]
         self.steps = LocalSteps(job.net, job.weights, job.local, job.lr, self.edits, job.want_gradient, job.precision)
@@ -64,18 +64,18 @@ class CapturedTrainer:
         if not resident:
             columns = {name: torch.empty_like(job.examples.column(name)) for name in columns}
         self.resident = resident
-        # What cuts batches to a length of their own has a stand-in that does not: a captured step has one shape.
+        # A captured step needs fixed shapes: `steady` is a version of `prepare` that does not shorten batches.
         prepare = getattr(job.examples.prepare, "steady", job.examples.prepare)
         self.examples = Examples(columns, None, prepare, job.examples.augment)
         self.noise = None if job.noise is None else GeneratorState(self.steps.hardware)
         self._allocate(0, 0, None)
 
     def load(self, job: FitJob) -> None:
-        """Makes a client's round ready: rows, random numbers, rate, and what its loss and edits hold."""
+        """Loads a client's job: rows, random numbers, learning rate, and the tensors of its loss and edits."""
         batches, draws = draw_batches(job.examples, job.local, job.rng)
         self.batches = batches
         self.order = job.loss.order if isinstance(job.loss, Turns) else (0,) * len(batches)
-        # A copy of ordinary memory is taken before the call returns; to wait for its arrival would stop all streams.
+        # The copy reads host memory before the call returns; waiting for it to arrive would stop all streams.
         rows = torch.cat(batches).to(self.rows.device, non_blocking=True)
         if self.resident and job.examples.rows is not None:
             rows = job.examples.rows[rows]
@@ -100,21 +100,21 @@ class CapturedTrainer:
             self.steps.net.train()
 
     def step(self, number: int) -> None:
-        """The round's next step: replayed, if one of its kind was captured."""
-        with nullcontext() if self.noise is None else self.noise.installed():
+        """Runs step `number` of the loaded job: a replay if its kind was captured."""
+        with nullcontext() if self.noise is None else self.noise.install():
             kind = len(self.batches[number]), self.order[number]
             self.graphs.run(kind, partial(self._work, kind), self._patience(kind))
 
     def _patience(self, kind: Kind) -> int:
-        """How many steps of a kind run as they are, before one is captured."""
+        """How many steps of this kind run before one is captured."""
         return RARE if any(size > kind[0] for size, _ in self.graphs.made) else WARM_UPS
 
     def result(self, mean: float) -> Fit:
-        """What is told of the round."""
+        """The result of the loaded job."""
         return fit_result(self.steps, self.batches, mean)
 
     def mean_loss(self) -> Tensor:
-        """The mean of the round's losses, as a tensor."""
+        """The mean training loss of the loaded job, as a tensor."""
         return self.values[: len(self.batches)].mean()
 
     def _work(self, kind: Kind) -> None:
@@ -129,7 +129,7 @@ class CapturedTrainer:
         self.number.add_(1)
 
     def _allocate(self, rows: int, steps: int, draws: Tensor | None) -> None:
-        """Room for so many rows and steps, and more; graphs captured with less room are dropped."""
+        """Allocates space for twice this many rows and steps; graphs captured with the old memory are dropped."""
         where = self.steps.hardware
         self.rows = torch.zeros(2 * rows, dtype=torch.long, device=where)
         self.values = torch.zeros(2 * steps, device=where)
@@ -140,7 +140,7 @@ class CapturedTrainer:
 
 
 class GeneratorState:
-    """One client's state of torch's own generator, installed for a step at a time."""
+    """One client's state of torch's global generator, installed for one step at a time."""
 
     def __init__(self, hardware: torch.device) -> None:
         self._hardware = hardware
@@ -150,8 +150,8 @@ class GeneratorState:
         self._state = torch.Generator(self._hardware).manual_seed(seed).get_state()
 
     @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        """While this lasts, torch's own generator goes on where this client's noise ended."""
+    def install(self) -> Iterator[None]:
+        """Inside this context, torch's global generator continues from this client's state."""
         own = torch.default_generator
         if self._hardware.type == "cuda":
             own = torch.cuda.default_generators[torch.cuda.current_device()]
@@ -165,7 +165,7 @@ class GeneratorState:
 
 
 def replay(trainers: Sequence[CapturedTrainer]) -> dict[CapturedTrainer, Exception]:
-    """All steps of rounds that are loaded, side by side: everyone's first, then everyone's second; what went wrong."""
+    """Runs all steps of loaded trainers side by side: every first step, then every second. Returns the failures."""
     faults: dict[CapturedTrainer, Exception] = {}
     streams = [trainer.stream for trainer in trainers if trainer.stream is not None]
     for stream in streams:

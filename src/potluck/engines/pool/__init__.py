@@ -1,4 +1,4 @@
-"""Worker processes of one thread each, on one machine."""
+"""The engine with worker processes of one thread each, on one machine."""
 
 from potluck.engines.pool.engine import Pool
 

@@ -1,7 +1,7 @@
 """Persistent worker processes of one thread each.
 
-Small tasks travel in batches, larger at first and smaller towards the end, so that workers finish together. Clients
-that train stacked come in fixed batches, so that what they compute does not depend on the number of workers.
+Small tasks are sent in batches: larger ones first, smaller ones at the end, so that workers finish together. Clients
+that train stacked are sent in fixed batches, so that results do not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from potluck.engines.pool.shared_memory import SharedMemoryBuffer
 from potluck.engines.serial import envelope_fields
 
 AHEAD = 4
-"""Batches under way or waiting to be given back, per worker."""
+"""Batches in progress or waiting to be returned, per worker."""
 SMALL = 4_000_000
-"""Tasks are batched while their tensors take no more bytes than this."""
+"""Tasks are sent in batches as long as their tensors have at most this many bytes."""
 MANY = 256
-"""Tasks drawn at a time, at most."""
+"""The most tasks that are read ahead."""
 BATCH = 16
-"""Tasks to a batch, at most, unless run.stack is larger."""
+"""The most tasks in a batch, unless run.stack is larger."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ class WorkerProcess:
 
 @dataclass(eq=False)
 class EnvelopeBatch:
-    """Tasks that travel together, and what has come of each so far."""
+    """Tasks that are sent together, and their results so far."""
 
     envelopes: Sequence[TaskEnvelope]
     results: dict[int, TaskResult] = field(default_factory=dict)
@@ -64,16 +64,16 @@ class EnvelopeBatch:
 
 @dataclass(frozen=True, eq=False)
 class Assignment:
-    """What a worker is busy with: some tasks of a batch."""
+    """The tasks of a batch that a worker is running."""
 
     batch: EnvelopeBatch
     places: Sequence[int]
     again: deque[Assignment]
-    """Where it goes if its worker dies; also whose it is, for several sends may be under way, read side by side."""
+    """The queue for a retry if the worker dies. It also identifies the send, as several sends may run at once."""
 
 
 class Pool:
-    """Carries tasks to worker processes; results do not depend on how many there are."""
+    """Runs tasks in worker processes; results do not depend on their number."""
 
     def __init__(self, context: SimulationContext, workers: int = 0) -> None:
         self.notes: list[str] = []
@@ -95,9 +95,9 @@ class Pool:
         more = True
         try:
             while more or under_way:
-                while again and self._idle():
+                while again and self._idle_worker():
                     self._assign(again.popleft())
-                while more and self._idle() and len(under_way) < AHEAD * self.count:
+                while more and self._idle_worker() and len(under_way) < AHEAD * self.count:
                     batch = next(batches, None)
                     more = batch is not None
                     if batch is not None:
@@ -122,7 +122,7 @@ class Pool:
             os.waitpid(self._pid, 0)
 
     def _assign(self, assignment: Assignment) -> None:
-        while (worker := self._idle()) is None:  # drawing the tasks may have set others to work
+        while (worker := self._idle_worker()) is None:  # reading tasks may have started another send
             self._collect()
         plain, body = split_tensors(
             [envelope_fields(assignment.batch.envelopes[place]) for place in assignment.places], once=True
@@ -132,34 +132,34 @@ class Pool:
             self._busy[worker] = assignment
         except OSError:
             self._drop_worker(worker)
-            self._failed(assignment)
+            self._retry_or_lose(assignment)
 
     def _collect(self) -> None:
-        """Waits for workers and takes what they bring."""
+        """Waits for workers and stores their results."""
         ends = {worker.end: worker for worker in self._busy}
         for worker in [ends[end] for end in wait(list(ends)) if isinstance(end, socket.socket)]:
             assignment = self._busy[worker]
             found = read(worker.end)
             if found is None:
                 self._drop_worker(worker)
-                self._failed(assignment)
+                self._retry_or_lose(assignment)
                 continue
             results = _results(found, worker.up)
             assignment.batch.results.update(zip(assignment.places, results, strict=True))
             del self._busy[worker]
 
-    def _failed(self, assignment: Assignment) -> None:
-        """A worker died: a task that was alone is lost, of several each is tried again by itself."""
+    def _retry_or_lose(self, assignment: Assignment) -> None:
+        """Handles the death of a worker: a single task is lost; several tasks are tried again one by one."""
         if len(assignment.places) == 1:
             (place,) = assignment.places
-            assignment.batch.results[place] = _unreachable(assignment.batch.envelopes[place])
+            assignment.batch.results[place] = _unreachable_result(assignment.batch.envelopes[place])
         else:
             assignment.again.extend(
                 Assignment(assignment.batch, [place], assignment.again) for place in assignment.places
             )
 
-    def _idle(self) -> WorkerProcess | None:
-        """A worker with nothing to do; those that died or were dismissed are replaced first."""
+    def _idle_worker(self) -> WorkerProcess | None:
+        """A worker with nothing to do, or None; dead or dropped workers are replaced first."""
         while len(self._workers) < self.count:
             self._workers.append(self._start_worker())
         return next((worker for worker in self._workers if worker not in self._busy), None)
@@ -182,7 +182,7 @@ class Pool:
 
 
 def _batches(envelopes: Iterable[TaskEnvelope], workers: int, stack: int) -> Iterator[EnvelopeBatch]:
-    """Tasks in batches: so many as are stacked or, of small ones, fewer and fewer towards the end."""
+    """Groups tasks into batches: of fixed size if they train stacked, else smaller and smaller towards the end."""
     rest = iter(envelopes)
     while drawn := _draw(rest, max(stack, 1) if stack > 1 else MANY):
         while drawn:
@@ -192,7 +192,7 @@ def _batches(envelopes: Iterable[TaskEnvelope], workers: int, stack: int) -> Ite
 
 
 def _draw(rest: Iterator[TaskEnvelope], most: int) -> list[TaskEnvelope]:
-    """The next tasks, as long as their tensors are small; those that they share count once."""
+    """The next tasks, as long as their tensors are small in total; shared tensors count once."""
     found: list[TaskEnvelope] = []
     seen: dict[int, int] = {}
     while len(found) < most and sum(seen.values()) <= SMALL:
@@ -205,7 +205,7 @@ def _draw(rest: Iterator[TaskEnvelope], most: int) -> list[TaskEnvelope]:
     return found
 
 
-def _unreachable(envelope: TaskEnvelope) -> TaskResult:
+def _unreachable_result(envelope: TaskEnvelope) -> TaskResult:
     task = envelope.task
     bare = Task(task.verb, task.to, task.key, task.round, config=task.config, memory=task.memory)
     return TaskResult(bare, fault="unreachable (its worker process died)")

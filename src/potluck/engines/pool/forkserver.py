@@ -1,10 +1,10 @@
 """A fork server, and the worker processes that it forks.
 
-The server is forked once, before the run starts: a process that holds the simulation's context, does nothing, and forks
-workers on request. So a worker that dies is replaced from a clean state, the data is shared by copy-on-write, no main
-module is imported again, and nothing is pickled: tasks and results cross a socket as JSON, their tensors lie in shared
-memory. Whoever loses the other end of its socket exits, and the kernel ends orphans with their parent, so no process
-outlives the run.
+The fork server is forked once, before the run starts. It holds the simulation's context, does nothing else, and forks
+workers on request. So a dead worker is replaced from a clean state, the data is shared by copy-on-write, no main module
+is imported again, and nothing is pickled: tasks and results go through a socket as JSON, their tensors through shared
+memory. A process exits when the other end of its socket closes, and the kernel kills children whose parent has died. So
+no process outlives the run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from potluck.learn import run_stacked
 
 
 def start(context: SimulationContext) -> tuple[socket.socket, int]:
-    """Starts a fork server: the socket to ask it by, and its process id."""
+    """Starts a fork server; returns the socket for requests, and its process id."""
     ours, theirs = socket.socketpair()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -45,11 +45,13 @@ def start(context: SimulationContext) -> tuple[socket.socket, int]:
 def _become_child(
     main: Callable[[list[int], SimulationContext], None], handles: list[int], context: SimulationContext, parent: int
 ) -> NoReturn:
-    """Makes a forked process a quiet child (it dies with its parent, leaves Ctrl-C to it, holds none of its files but
-    these), runs its main function, and never returns into the parent's code."""
+    """Sets up a forked process and runs its main function; never returns into the parent's code.
+
+    The child dies with its parent, ignores Ctrl-C, and closes all files except `handles`.
+    """
     try:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-        if os.getppid() != parent:  # it died between fork and prctl: no signal will come
+        if os.getppid() != parent:  # the parent died between fork and prctl, so no signal will come
             os._exit(0)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -65,7 +67,7 @@ def _become_child(
 
 
 def _serve(handles: list[int], context: SimulationContext) -> None:
-    """The fork server: forks a worker for every request, until the run is gone."""
+    """The fork server's main function: forks a worker for each request, until the run ends."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     end = socket.socket(fileno=handles[0])
     parent = os.getpid()
@@ -82,7 +84,7 @@ def _serve(handles: list[int], context: SimulationContext) -> None:
 
 
 def _work(handles: list[int], context: SimulationContext) -> None:
-    """A worker: runs tasks until nobody sends any."""
+    """A worker's main function: runs tasks until its socket closes."""
     torch.set_num_threads(1)
     end, down, up = socket.socket(fileno=handles[0]), SharedMemoryBuffer(handles[1]), SharedMemoryBuffer(handles[2])
     worker = Worker(context)
@@ -95,7 +97,7 @@ def _work(handles: list[int], context: SimulationContext) -> None:
 
 
 def _pack_results(results: Iterable[TaskResult], up: SharedMemoryBuffer) -> list[Any]:
-    """Results as a message, their tensors in shared memory; a reply that cannot be packed is its client's failure."""
+    """Results as a message, with tensors in shared memory; if a reply cannot be packed, its client failed."""
     plains = []
     bodies: dict[str, Tensor] = {}
     for number, result in enumerate(results):
@@ -109,22 +111,22 @@ def _pack_results(results: Iterable[TaskResult], up: SharedMemoryBuffer) -> list
 
 
 def write(end: socket.socket, message: list[Any]) -> None:
-    """One message: its length, then its JSON."""
+    """Sends one message: its length, then its JSON."""
     data = json.dumps(message, separators=(",", ":")).encode()
     end.sendall(struct.pack("<Q", len(data)) + data)
 
 
 def read(end: socket.socket) -> list[Any] | None:
-    """The next message, or None when the other side is gone."""
-    head = _exactly(end, 8)
-    data = None if head is None else _exactly(end, struct.unpack("<Q", head)[0])
+    """The next message, or None if the other side has closed."""
+    head = _read_exactly(end, 8)
+    data = None if head is None else _read_exactly(end, struct.unpack("<Q", head)[0])
     if data is None:
         return None
     found: list[Any] = json.loads(data)
     return found
 
 
-def _exactly(end: socket.socket, count: int) -> bytes | None:
+def _read_exactly(end: socket.socket, count: int) -> bytes | None:
     buffer = bytearray(count)
     view, got = memoryview(buffer), 0
     while got < count:

@@ -1,1 +1,1 @@
-"""Classes that several methods inherit from, and what these are made of. No method itself."""
+"""Base classes that several methods share, and their helpers. No methods."""

@@ -1,7 +1,7 @@
-"""What FedDF and Fed-ET share: the server asks all received models about public rows, and distils what they predict.
+"""Ensemble distillation on the server, which FedDF and Fed-ET share.
 
-Clients train as in FedAvg, and equal networks are averaged. Then the server works for itself: every model that came
-predicts each row, public or random, and the models that the server holds learn from these logits.
+Clients train as in FedAvg, and equal networks are averaged. Then comes server-side distillation, without clients: every
+received model predicts logits for each row, public or random, and the server's models learn from these logits.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from potluck.parts import OverlapMean, Part
 
 @dataclass(frozen=True)
 class EnsembleDistillation(FedAvg):
-    """FedAvg within architectures, and the received models as teachers of the server's."""
+    """FedAvg within each architecture, then server-side distillation from the received models."""
 
     share: Literal["whole", "layerwise", "per_arch"] = "per_arch"
     teach: DistillationSettings = DistillationSettings()
-    """How the server's models are taught."""
+    """Training settings of the server-side distillation."""
     on: Literal["public", "noise"] = "public"
-    """What teachers are asked about: the public rows, or random inputs, anew in each round."""
+    """Rows for the distillation: the public rows, or random inputs, which are new in each round."""
     noise: int = 200
-    """How many random inputs, where it is these."""
+    """Number of random inputs, with on = "noise"."""
 
     @property
     def facts(self) -> Facts:
@@ -58,18 +58,18 @@ class EnsembleDistillation(FedAvg):
         refuse_below(self, noise=1)
 
     def train_and_keep(self, state: Any, now: Round) -> tuple[Any, dict[str, Model]]:
-        """A round of FedAvg, and the models that came in it, in the order of their clients' names."""
+        """A round of FedAvg. Returns the new state, and the received models in the order of the client names."""
         mean, received = OverlapMean(state.model.arrays), dict[str, Model]()
 
         def weigh(reply: Reply) -> Any:
-            received[reply.task.to] = reply.models["model"]  # a fold keeps none, and all are to teach
+            received[reply.task.to] = reply.models["model"]  # a fold does not keep models, and all of them teach
             return self.weigh(reply, now.zoo)
 
         self.train_cohort(mean, state, now, weigh)
         return self.server_step(state, mean, now), {client: received[client] for client in sorted(received)}
 
     def ask_teachers(self, teachers: dict[str, Model], now: Round) -> Tensor:
-        """What each of these models predicts for every row: [models, rows, classes]."""
+        """The logits of each of these models for every row: [models, rows, classes]."""
         config = self.row_config(now)
         expects = Expected(arrays=logits_shapes(now.zoo.public if self.on == "public" else self.noise, now.zoo))
         tasks = (
@@ -80,20 +80,20 @@ class EnsembleDistillation(FedAvg):
         return torch.stack(found) if found else torch.zeros(0)
 
     def distil_task(self, model: Model, arrays: Arrays, now: Round, key: str = "") -> Task:
-        """The server's task to train a model of its own on what the teachers predict."""
+        """A task for the server: train one of its own models on the teachers' logits."""
         expects = Expected({"model": model.shapes})
         return Task("learn", SERVER, key, 0, {"model": model}, arrays, self.row_config(now), expects=expects)
 
     def students(self, zoo: Zoo) -> dict[Spec, Part]:
-        """Every architecture, and where its model lies."""
+        """Every architecture, and its part of the server's model."""
         return dict(self.submodel_for(Client("", tier), zoo) for tier in zoo.tiers)
 
     def row_config(self, now: Round) -> dict[str, Plain]:
-        """What tells the server's tasks which rows they are about: nothing, or a seed."""
+        """The config that tells a server task which rows to use: empty for public rows, else a seed."""
         return {"noise": now.rng("noise").initial_seed()} if self.on == "noise" else {}
 
     def rows(self, task: Task, device: Device) -> Examples:
-        """The rows that a task of the server's is about."""
+        """The rows that a server task uses."""
         if "noise" not in task.config:
             return device.public
         shape = cast("tuple[int, ...]", device.zoo.full.options["input"])
@@ -101,24 +101,24 @@ class EnsembleDistillation(FedAvg):
 
     @on_client
     def answer(self, task: Task, device: Device) -> Reply:
-        """What a received model predicts; asked of the server."""
+        """The logits of a received model; runs on the server."""
         net = device.build(task.models["model"])
         return Reply(arrays={"scores": device.predict(net, self.rows(task, device))})
 
     @on_client
     def learn(self, task: Task, device: Device) -> ClientWork:
-        """A model learns what the task tells of the rows; on the server."""
+        """Train a model on the targets in the task; runs on the server."""
         examples = with_columns(self.rows(task, device), **task.arrays)
         fit = yield FitRequest(task.models["model"], examples, self.teach, self.distillation_loss())
         model = Model(task.models["model"].spec, device.snapshot(fit.net))
         return Reply({"model": model}, metrics=fit_metrics(fit))
 
     def distillation_loss(self) -> Loss:
-        """What a model that is taught minimises."""
+        """The loss that a student minimises."""
         raise NotImplementedError
 
     def submodel_for(self, client: Client, zoo: Zoo) -> tuple[Spec, Part]:
-        """A client's architecture; the server's is the largest that there is among the clients."""
+        """A client's architecture; for the server, the largest architecture among the clients."""
         own = client.id != SERVER or self.share == "whole"
         return super().submodel_for(client if own else Client(SERVER, zoo.tiers[-1]), zoo)
 

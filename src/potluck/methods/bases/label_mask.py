@@ -1,7 +1,7 @@
-"""Label masks: a client does not train, nor average, the rows of classes that it does not have.
+"""Label masks: a client trains and averages only the classifier rows of classes that it has.
 
-A habit of HeteroFL's (Diao et al., ICLR 2021), open to all methods that average weights. The logits of such classes are
-zero in the client's loss, and its rows of the classifier do not count in the mean.
+They come from HeteroFL (Diao et al., ICLR 2021); every method that averages weights can use them. In the client's loss
+the logits of the other classes are zero, and the classifier rows of these classes do not count in the mean.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from potluck.methods.bases.submodels import SubmodelAssignment, classes
 
 @dataclass(frozen=True)
 class LabelMask(SubmodelAssignment):
-    """Leaves classes that a client does not own out of its loss and of its share in the classifier, if asked to."""
+    """Leaves classes that a client does not have out of its loss and of the classifier's mean (`label_mask`)."""
 
     label_mask: bool = False
-    """Leave classes that a client does not own out of its loss and of its share in the head."""
+    """Leave classes that a client does not have out of its loss and of the classifier's mean."""
 
     def loss(self, task: Task, device: Device) -> Loss:
         if not self.label_mask:
@@ -35,11 +35,11 @@ class LabelMask(SubmodelAssignment):
         return replace(reply, metrics={**reply.metrics, "labels": list(device.labels)}) if self.label_mask else reply
 
     def weigh(self, reply: Reply, zoo: Zoo) -> Weight:
-        """How much a reply counts: a number or, with label masks, one for each row of the head."""
+        """The weight of a reply: one number or, with label masks, one for each row of the head."""
         return self.mask_weight(super().weigh(reply, zoo), reply, zoo)
 
     def mask_weight(self, weight: Weight, reply: Reply, zoo: Zoo) -> Weight:
-        """A weight in which rows of classes that the client does not own count nothing."""
+        """The weight, with zero for rows of classes that the client does not have."""
         labels = reply.metrics.get("labels")
         if not self.label_mask or not isinstance(labels, list | tuple):
             return weight
@@ -54,7 +54,7 @@ class LabelMask(SubmodelAssignment):
 
 @lru_cache(maxsize=256)
 def class_rows(spec: Spec, zoo: Zoo) -> tuple[str, ...]:
-    """Tensors whose rows stand for classes (or tokens): they are never cut, and there is one for each."""
+    """Tensors with one row for each class (or token); these rows are never cut."""
     count, shapes = classes(spec), zoo.shapes(spec)
     return tuple(
         name

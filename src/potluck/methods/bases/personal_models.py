@@ -1,9 +1,9 @@
-"""What methods with personal masks share: clients keep a structure and a model of their own.
+"""Personal models: every client has its own structure (masks) and its own model.
 
-What a client holds lives in its memory: a bit for each unit of every axis group (or for each weight, in LotteryFL). A
-round begins with the question what that is, answered in bits; then only what a client holds crosses the wire. The
-server remembers nothing of any client, and one that lost its memory is a newcomer. Every client scores its own model,
-on its own split.
+A client's masks are in its memory: a bit for each unit of every axis group (or for each weight, in LotteryFL). A round
+begins with a question: the server asks for the masks, and clients answer in bits. After that, only what a client holds
+crosses the wire. The server stores nothing about clients; a client that lost its memory is a newcomer. Every client
+scores its own model, on its own split.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from potluck.parts import Choose
 
 @dataclass(frozen=True)
 class PersonalModels(Averaging):
-    """Clients hold structures and models of their own, which the server asks for and never serves."""
+    """Every client has its own masks and model; the server asks for the masks, and serves no model."""
 
     weighting: Literal["samples", "uniform"] = "uniform"
     bn_eval: Literal["batch"] = "batch"
-    """Static batch norm is scored with each batch's own statistics."""
+    """Score static batch norm with each batch's own statistics."""
 
     facts = Facts(memory=True, sums=False)
 
     def ask_masks(self, now: Round) -> dict[str, Arrays]:
-        """What each client of the cohort holds, as far as they answer."""
+        """The masks of each client of the cohort that answers."""
         expects = Expected(arrays=self.bits(now.zoo))
         asked = (
             Task("show", c.id, config={"sizes": dict(self.budget(c, now.zoo))}, expects=expects) for c in self.pick(now)
@@ -56,25 +56,25 @@ class PersonalModels(Averaging):
         return {reply.task.to: reply.arrays for reply in now.send(asked)}
 
     def budget(self, client: Client, zoo: Zoo) -> Mapping[str, int]:
-        """How many units of each group a client is to hold in the end: all."""
+        """How many units of each group a client holds in the end: here, all."""
         return zoo.full.sizes
 
     @on_client
     def show(self, task: Task, device: Device) -> Reply:
-        """A bit for everything that this client holds; none is set where it has not chosen yet."""
+        """This client's masks; all bits are zero if it has not chosen yet."""
         if not len(device.data):
             raise Skip("no samples")
-        return Reply(arrays=self.held(device))
+        return Reply(arrays=self.own_masks(device))
 
-    def held(self, device: Device) -> Arrays:
-        """What this client holds, by its memory."""
+    def own_masks(self, device: Device) -> Arrays:
+        """This client's masks, from its memory; zeros if there are none."""
         kept: Arrays | None = device.memory.get("held")
         return kept or {
             name: torch.zeros(shape, dtype=torch.bool) for name, (shape, _) in self.bits(device.zoo).items()
         }
 
     def bits(self, zoo: Zoo) -> Shapes:
-        """What a client may hold: the units of every axis group."""
+        """Names and shapes of the masks: here, a bit for each unit of every axis group."""
         return {group: ((size,), torch.bool) for group, size in zoo.full.sizes.items()}
 
     def own(self, device: Device) -> Model:
@@ -92,12 +92,12 @@ class PersonalModels(Averaging):
 
 @dataclass(frozen=True)
 class SelectedUnits(PersonalModels):
-    """Clients choose the units that matter to their data when they are first met, and hold to them."""
+    """In its first round, each client chooses the units most important to its data, and keeps them."""
 
     facts = Facts(networks="width", memory=True, sums=False)
 
     def ask_selections(self, whole: Arrays, now: Round) -> dict[str, Arrays]:
-        """What each client of the cohort holds, once newcomers, who are sent everything, have chosen."""
+        """The masks of each client of the cohort. Newcomers get the whole model and choose first."""
         sizes = {client.id: dict(self.budget(client, now.zoo)) for client in self.pick(now)}
         frames = {client.id: self.frame(client, now.zoo) for client in self.pick(now)}
         held = self.ask_masks(now)
@@ -116,12 +116,12 @@ class SelectedUnits(PersonalModels):
         return {id: units for id, units in held.items() if unit_counts(units, sizes[id]) == sizes[id]}
 
     def frame(self, client: Client, zoo: Zoo) -> Spec:
-        """The network that a client's is cut out of."""
+        """The network that a client's sub-model is cut out of."""
         return zoo.full
 
     @on_client
     def tailor(self, task: Task, device: Device) -> ClientWork:
-        """Choose the units that matter most to this client's data, as many as the task says."""
+        """Choose the units most important to this client's data, as many as the task asks for."""
         wanted = requested_sizes(task)
         scores = yield from taylor_importance(task.models["model"], device)
         device.memory["importance"] = scores
@@ -132,36 +132,36 @@ class SelectedUnits(PersonalModels):
         return Reply(arrays=device.memory["held"])
 
 
-def within(**shares: float) -> None:
-    """Refuses settings that are no share: above 0, at most 1."""
+def require_share(**shares: float) -> None:
+    """Refuses settings that are not above 0 and at most 1."""
     for name, value in shares.items():
         if not 0 < value <= 1:
             raise ValueError(f"method.{name} = {value} must be above 0 and at most 1")
 
 
-def at_least(low: int, **numbers: int) -> None:
-    """Refuses settings that are too small."""
+def require_at_least(low: int, **numbers: int) -> None:
+    """Refuses settings below `low`."""
     for name, value in numbers.items():
         if value < low:
             raise ValueError(f"method.{name} = {value} is below {low}")
 
 
 def unit_budget(client: Client, zoo: Zoo, share: float) -> Mapping[str, int]:
-    """Units that a client can carry of each group: by its tier's width or, where it has none, this share of them."""
+    """Units of each group that a client can train: by its tier's width or, if it has none, this share of all."""
     sizes = client.tier.spec.sizes
     fits = client.tier.width is not None and sizes.keys() == zoo.full.sizes.keys()
     return sizes if fits else zoo.narrow(zoo.full, share).sizes
 
 
 def requested_sizes(task: Task) -> dict[str, int]:
-    """The units of each group that a task's config asks for."""
+    """How many units of each group a task's config asks for."""
     sizes = task.config["sizes"]
     assert isinstance(sizes, Mapping)
     return {group: int(str(size)) for group, size in sizes.items()}
 
 
 def unit_counts(units: Arrays, groups: Mapping[str, int]) -> dict[str, int]:
-    """How many units are held of each of these groups."""
+    """How many units of each of these groups the masks hold."""
     return {group: int(units[group].sum()) for group in groups}
 
 
@@ -171,7 +171,7 @@ def spec_of_units(units: Arrays, zoo: Zoo) -> Spec:
 
 
 def choose_units(units: Arrays) -> Choose:
-    """The units that are held, ascending."""
+    """Chooses the units that the masks hold, in ascending order."""
     return lambda axis: units[axis.group].nonzero().flatten()
 
 
@@ -181,10 +181,10 @@ def is_newcomer(masks: Arrays) -> bool:
 
 
 def all_if_new(masks: Arrays) -> Arrays:
-    """A newcomer's masks: everything; any other's as they are."""
+    """The masks; for a newcomer, masks that hold everything."""
     return {name: torch.ones_like(mask) for name, mask in masks.items()} if is_newcomer(masks) else masks
 
 
 def scatter(values: Tensor, mask: Tensor) -> Tensor:
-    """Values put where the mask is on; zero, or no, elsewhere."""
+    """The values at the entries where the mask is true; zero (or false) elsewhere."""
     return torch.zeros_like(mask, dtype=values.dtype).masked_scatter_(mask, values)

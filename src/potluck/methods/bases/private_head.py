@@ -1,9 +1,9 @@
-"""A head of its own for every client: what its network says of its data stays with it.
+"""Private heads: every client keeps its own head, which never crosses the wire.
 
-After the hospitals of Liu et al., "No One Left Behind: Inclusive Federated Learning over Heterogeneous Devices", KDD
-2022, https://arxiv.org/abs/2202.08036, whose corpora name different kinds of entity: their heads cannot be averaged. A
-private head lives in its client's memory, has rows for the labels among the client's own training rows only, and never
-crosses the wire; the server has stem and body alone. So no model is scored but on clients that have trained.
+The case is that of the hospitals in Liu et al., "No One Left Behind: Inclusive Federated Learning over Heterogeneous
+Devices", KDD 2022, https://arxiv.org/abs/2202.08036: their corpora name different kinds of entity, so their heads
+cannot be averaged. A private head lives in its client's memory, and has rows only for the labels among the client's own
+training rows. The server has stem and body alone. So a model is scored only on clients that have trained.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from potluck.methods.fedavg import Averaging
 
 HEAD = "head."
 NEVER = -1e4
-"""The score of a label that is not the client's: its softmax is zero, and so is every gradient through it."""
+"""The logit of a label that the client does not have: its softmax is zero, and so is every gradient through it."""
 
 
 @dataclass(frozen=True)
 class PrivateHead(Averaging):
-    """Averaging in which clients may keep the heads of their networks to themselves."""
+    """Averaging in which clients may keep the heads of their networks private."""
 
     private: Literal["none", "head"] = "none"
-    """What stays in a client's memory: nothing, or its head, which then knows the client's own labels only."""
+    """What stays in a client's memory: nothing, or its head, which then has only the client's own labels."""
 
     @property
     def facts(self) -> Facts:
@@ -53,8 +53,8 @@ class PrivateHead(Averaging):
         return Model(model.spec, self.public_tensors(model.arrays))
 
     def public_tensors(self, arrays: Arrays) -> Arrays:
-        """What of these tensors may leave a client."""
-        return headless(arrays) if self.private == "head" else arrays
+        """Those of these tensors that may leave a client."""
+        return drop_head(arrays) if self.private == "head" else arrays
 
     def start(self, task: Task, device: Device) -> Model:
         sent = super().start(task, device)
@@ -71,7 +71,7 @@ class PrivateHead(Averaging):
             return reply
         model = reply.models["model"]
         device.memory["head"] = copy_head(model.arrays, model.spec, device.labels, device.zoo)
-        return replace(reply, models={"model": Model(model.spec, headless(model.arrays))})
+        return replace(reply, models={"model": Model(model.spec, drop_head(model.arrays))})
 
     @on_client
     def score(self, task: Task, device: Device) -> Reply:
@@ -84,13 +84,13 @@ class PrivateHead(Averaging):
     def complete(
         self, served: Model | None, memory: Mapping[str, Any], labels: Sequence[int], zoo: Zoo
     ) -> Model | None:
-        """A model as the server has it, with the head of a client's memory; it never predicts labels that it lacks."""
+        """The server's model with the head in a client's memory; it never predicts labels that the client lacks."""
         if served is None or self.private == "none" or "head" not in memory:
             return super().complete(served, memory, labels, zoo)
         return self.add_head(served, memory, labels, zoo)
 
     def add_head(self, served: Model, memory: Mapping[str, Any], labels: Sequence[int], zoo: Zoo) -> Model:
-        """A model without a head, with the one of a client's memory."""
+        """A model without a head, completed with the head in a client's memory."""
         head = dict(memory["head"])
         for name in label_rows(served.spec, zoo):
             shape, dtype = zoo.shapes(served.spec)[name]
@@ -105,26 +105,35 @@ class PrivateHead(Averaging):
             return
         asks = 'method.private = "head"'
         if self.label_mask:
-            raise SettingsError(f"{asks} goes without method.label_mask: such a head knows its own labels only.")
+            raise SettingsError(
+                f"{asks} excludes method.label_mask = true: a private head has only the client's own labels. "
+                "Set method.label_mask = false."
+            )
         if self.bn_eval != "batch" and zoo.counting(zoo.full) != zoo.full:
-            raise SettingsError(f'{asks} asks static batch norm to be scored by batches: method.bn_eval = "batch".')
+            raise SettingsError(
+                f'{asks} with static batch norm cannot use method.bn_eval = "{self.bn_eval}"; '
+                'set method.bn_eval = "batch".'
+            )
         for spec in {zoo.full, *(tier.spec for tier in zoo.tiers)}:
             if not any(len(zoo.shapes(spec)[name][0]) == 1 for name in label_rows(spec, zoo)):
-                raise SettingsError(f"{asks} needs a head with a bias for each score; {spec.family} has none.")
+                raise SettingsError(
+                    f"{asks} needs a head with a bias for each class; {spec.family} has none. Add this bias, or set "
+                    'method.private = "none".'
+                )
 
 
-def headless(arrays: Arrays) -> Arrays:
-    """All but the head."""
+def drop_head(arrays: Arrays) -> Arrays:
+    """All tensors but those of the head."""
     return {name: tensor for name, tensor in arrays.items() if not name.startswith(HEAD)}
 
 
 def label_rows(spec: Spec, zoo: Zoo) -> list[str]:
-    """Tensors of a head that have a row for each label."""
+    """The head's tensors that have a row for each label."""
     return [name for name in class_rows(spec, zoo) if name.startswith(HEAD)]
 
 
 def copy_head(arrays: Arrays, spec: Spec, labels: Sequence[int], zoo: Zoo) -> Arrays:
-    """A copy of the head, with the rows of these labels only; without any, where numbers are learned, of all."""
+    """A copy of the head with only the rows of these labels; with all rows if there are no labels (regression)."""
     rows = label_rows(spec, zoo)
     own = list(labels) or slice(None)
     head = {name: tensor for name, tensor in arrays.items() if name.startswith(HEAD)}

@@ -1,4 +1,4 @@
-"""What FedMD, DS-FL and FedGEMS share: models stay with the clients, and only logits of public rows cross the wire."""
+"""Logits on public rows, shared by FedMD, DS-FL and FedGEMS: models stay on the clients, only logits cross the wire."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ from potluck.methods.local import LocalOnly
 
 @dataclass(frozen=True)
 class ServerModelState:
-    """The server's state: a model of its own, which only outputs have taught."""
+    """The server's state: its own model, trained by distillation on public rows."""
 
     model: Model
 
 
 @dataclass(frozen=True)
 class PublicLogits(LocalOnly):
-    """Clients keep their models, of any architecture, and upload what these predict for public rows."""
+    """Clients keep their models, of any architecture, and upload logits of public rows."""
 
     rows: int | None = None
-    """Public rows that a round is about, drawn anew each time; None: all of them."""
+    """Number of public rows that a round uses, drawn anew each round; None: all of them."""
 
     facts = Facts(networks="any", public="inputs", memory=True)
 
@@ -55,13 +55,13 @@ class PublicLogits(LocalOnly):
         refuse_below(self, rows=1)
 
     def draw_rows(self, now: Round) -> Arrays:
-        """Which public rows this round is about; nothing: all of them."""
+        """The indices of the public rows that this round uses; empty: all of them."""
         if self.rows is None or self.rows >= now.zoo.public:
             return {}
         return {"rows": torch.randperm(now.zoo.public, generator=now.rng("rows"))[: self.rows]}
 
     def collect_logits(self, verb: str, now: Round, rows: Arrays) -> dict[str, Tensor]:
-        """What each client that answers predicts for these rows, in the order of their names."""
+        """The logits of each client that answers, for these rows, in the order of the client names."""
         count = len(rows["rows"]) if "rows" in rows else now.zoo.public
         expects = Expected(arrays=logits_shapes(count, now.zoo))
         tasks = (Task(verb, c.id, models=newborn(c), arrays=rows, expects=expects) for c in now.cohort)
@@ -69,35 +69,35 @@ class PublicLogits(LocalOnly):
         return {client: found[client] for client in sorted(found)}
 
     def send_to(self, clients: Iterable[str], verb: str, now: Round, arrays: Arrays) -> None:
-        """Sends the same to those of the cohort who are named."""
+        """Sends the same arrays to the named clients of the cohort."""
         named = [c for c in now.cohort if c.id in clients]
         for _ in now.send(Task(verb, c.id, models=newborn(c), arrays=arrays) for c in named):
             pass
 
     def train_server(self, model: Model, now: Round, arrays: Arrays, returns: Shapes | None = None) -> Reply | None:
-        """Trains the server's own model; None: that failed or diverged, and the ledger says how."""
+        """Trains the server's own model. None: training failed or diverged; the ledger says how."""
         expects = Expected({"model": now.zoo.shapes(model.spec)}, returns or {})
         (*replies,) = now.send([Task("learn", SERVER, models={"model": model}, arrays=arrays, expects=expects)])
         return replies[0] if replies else None
 
     def report(self, task: Task, device: Device, fit: Fit) -> Reply:
-        """Keeps the model, and uploads what it predicts for the public rows."""
+        """Keeps the model, and uploads its logits of the public rows."""
         reply = super().report(task, device, fit)
         return replace(reply, arrays={"scores": self.upload(fit.net, task, device)})
 
     def upload(self, net: nn.Module, task: Task, device: Device) -> Tensor:
-        """What a client uploads about the task's rows: its logits."""
+        """What a client uploads for the task's rows: its logits."""
         return device.predict(net, task_rows(task, device))
 
     def distil_request(
         self, task: Task, device: Device, examples: Examples, epochs: int | None, loss: Loss
     ) -> FitRequest:
-        """A fit of the device's model to these examples for so many epochs, trained as clients train."""
+        """A fit of the device's model to these examples, for this many epochs, with the settings of [local]."""
         epochs = self.local.epochs if epochs is None else epochs
         return FitRequest(self.start(task, device), examples, replace(self.local, epochs=epochs, steps=None), loss)
 
     def keep(self, task: Task, device: Device, fit: Fit) -> Reply:
-        """Keeps the model in the client's memory; nothing goes back but plain numbers."""
+        """Keeps the model in the client's memory; the reply has only plain numbers."""
         device.memory["model"] = Model(task.models["model"].spec, device.snapshot(fit.net))
         return Reply(metrics=fit_metrics(fit))
 
@@ -108,7 +108,7 @@ class PublicLogits(LocalOnly):
 
 @dataclass(frozen=True)
 class PublicLogitsWithServer(PublicLogits):
-    """The server has a model too: the full network. Clients' models are theirs."""
+    """The server has a model too, the full network; clients keep their own."""
 
     facts = Facts(networks="any", public="inputs", memory=True, larger=True)
 
@@ -116,24 +116,24 @@ class PublicLogitsWithServer(PublicLogits):
         return ServerModelState(zoo.fresh(zoo.full, rng))
 
     def serve(self, state: Any, client: Client, zoo: Zoo) -> Model | None:  # type: ignore[override]
-        """The server's own model to the server; a client's lives with the client."""
+        """The server's own model for the server; none for clients, who have their own."""
         own: Model = state.model
         return own if client.id == SERVER else None
 
 
 def newborn(client: Client) -> dict[str, Model]:
-    """The network of a client's tier, without numbers: the client has its own."""
+    """The network of a client's tier, without weights: the client has its own."""
     return {"model": Newborn(client.tier.spec)}
 
 
 def task_rows(task: Task, device: Device) -> Examples:
-    """The public rows that a task is about."""
+    """The public rows that a task uses."""
     rows, public = task.arrays.get("rows"), device.public
     return public if rows is None else public.pick(rows.to(next(iter(public.columns.values())).device))
 
 
 def logits_shapes(rows: int, zoo: Zoo) -> Shapes:
-    """What logits of so many rows look like."""
+    """The name, shape and type of logits for this many rows."""
     return {"scores": ((rows, classes(zoo.full)), torch.float32)}
 
 
@@ -141,13 +141,13 @@ def need_public(method: Any, zoo: Zoo) -> None:
     """Refuses a federation without a public set."""
     if not zoo.public:
         raise SettingsError(
-            f"{display_name(method)} learns from what networks say about public rows, and there are none; "
+            f"{display_name(method)} learns from logits of public rows, and there are none; "
             "set data.public to some, such as 100."
         )
 
 
 def refuse_below(method: Any, **least: float) -> None:
-    """Refuses settings that are too small; None is never."""
+    """Refuses settings below these values; None is allowed."""
     for name, low in least.items():
         if (value := getattr(method, name)) is not None and value < low:
             raise ValueError(f"method.{name} = {value} is below {low}")

@@ -1,7 +1,7 @@
-"""Static batch norm: no running statistics in training; before scoring, the last cohort is asked for them.
+"""Static batch norm: no running statistics in training; before scoring, the last cohort computes the statistics.
 
-A habit of HeteroFL's (Diao et al., ICLR 2021), open to all methods that average weights, with ``norm = "static"`` in
-[model]. Every batch of every client counts alike in the statistics.
+It comes from HeteroFL (Diao et al., ICLR 2021). Every method that averages weights can use it, with
+``norm = "static"`` in [model]. Every batch of every client has the same weight in the statistics.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from potluck.parts import WHOLE, OverlapMean
 
 @dataclass(frozen=True)
 class StaticBatchNorm(SubmodelAssignment):
-    """Gathers batch-norm statistics before scoring, where networks keep none in training."""
+    """Gathers batch-norm statistics before scoring, if networks keep none in training."""
 
     bn_eval: Literal["posthoc", "batch"] = "posthoc"
-    """Static batch norm is scored with statistics that clients gather first, or with each test batch's own."""
+    """Score static batch norm with statistics that clients gather first, or with each test batch's own."""
 
     def ready(self, state: Any, now: Round) -> Any:
-        """Before scoring: the statistics of static batch norms, asked of the cohort, so that they are priced."""
+        """Before scoring, asks the cohort for the statistics of static batch norm; these tasks are priced too."""
         if self.bn_eval == "batch" or now.zoo.counting(now.zoo.full) == now.zoo.full:
             return state
         everyone = [Client(SERVER, Tier("server", spec=now.zoo.full)), *(Client("", tier) for tier in now.zoo.tiers)]
@@ -47,7 +47,7 @@ class StaticBatchNorm(SubmodelAssignment):
         return replace(state, statistics=found)
 
     def statistics(self, spec: Spec, arrays: Arrays, now: Round) -> Arrays:
-        """The mean of all clients' batch statistics for one network."""
+        """The mean of the cohort's batch-norm statistics for one network."""
         twin = now.zoo.counting(spec)
         fresh = now.zoo.fresh(twin, now.rng("statistics")).arrays
         mean = OverlapMean({name: tensor for name, tensor in fresh.items() if name not in arrays})
@@ -60,7 +60,7 @@ class StaticBatchNorm(SubmodelAssignment):
 
     @on_client
     def count(self, task: Task, device: Device) -> Reply:
-        """One pass over the client's data in training mode, without gradients, to gather batch statistics."""
+        """One pass over the client's data in training mode, without gradients, to gather batch-norm statistics."""
         if not len(device.data):
             raise Skip("no samples")
         net = device.build(task.models["model"])
@@ -70,7 +70,7 @@ class StaticBatchNorm(SubmodelAssignment):
         return Reply(arrays=arrays, weight=float(batches))
 
     def serve(self, state: Any, client: Client, zoo: Zoo) -> Model | None:
-        """The model this client would use today, with the statistics that were gathered for it."""
+        """The model this client would use today, with the gathered batch-norm statistics."""
         model = super().serve(state, client, zoo)
         found = None if model is None else state.statistics.get(model.spec.key)
         if model is None or found is None:

@@ -1,4 +1,4 @@
-"""Which client trains which part of the server's model, and how much its reply counts."""
+"""Which part of the server's model each client trains, and how much its reply counts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from potluck.parts import WHOLE, Part
 
 @dataclass(frozen=True)
 class SubmodelAssignment(LocalTraining):
-    """Hooks of a round that averages weights: as they stand, everyone trains the whole of the server's model."""
+    """Hooks of a round that averages weights. By default, every client trains the server's whole model."""
 
     weighting: Literal["samples", "uniform"] = "samples"
-    """How much a client counts: by its samples, or all alike."""
+    """A client's weight in the mean: its number of samples, or the same for all."""
 
     @property
     def facts(self) -> Facts:
-        """What this method needs and allows: one network for all, and no more than sums."""
+        """What this method needs and allows: one network for all, and a server that needs only sums of replies."""
         return Facts()
 
     def target(self, zoo: Zoo) -> Spec:
@@ -38,32 +38,34 @@ class SubmodelAssignment(LocalTraining):
         return now.cohort
 
     def assign(self, client: Client, now: Round) -> tuple[Spec, Part]:
-        """The network a client trains in this round, and which part of the server's model that is."""
+        """The network that a client trains in this round, and which part of the server's model it is."""
         return self.submodel_for(client, now.zoo)
 
     def submodel_for(self, client: Client, zoo: Zoo) -> tuple[Spec, Part]:
-        """The network that a client uses, in any round, and which part of the server's model that is."""
+        """The network that a client uses in any round, and which part of the server's model it is."""
         return self.target(zoo), WHOLE
 
     def train_task(self, client: str, model: Model, part: Part, state: Any, now: Round) -> Task:
-        """What a client is asked to train, and what its reply must hold: the model as it was sent."""
+        """The task to train a model, with what the reply must hold."""
         arrays = self.extra_payload(client, model.spec, part, state, now)
-        return Task("train", client, models={"model": model}, arrays=arrays, expects=self.expected(model, arrays, now))
+        return Task(
+            "train", client, models={"model": model}, arrays=arrays, expects=self.expected_reply(model, arrays, now)
+        )
 
     def extra_payload(self, client: str, spec: Spec, part: Part, state: Any, now: Round) -> Arrays:
-        """What a client is sent beside its model: nothing."""
+        """Tensors sent to a client beside its model: here, none."""
         return EMPTY
 
-    def expected(self, model: Model, arrays: Arrays, now: Round) -> Expected:
-        """What comes back of a model that was sent with these arrays: the model alone."""
+    def expected_reply(self, model: Model, arrays: Arrays, now: Round) -> Expected:
+        """What the reply must hold, if a client gets this model and these arrays: here, the model alone."""
         return Expected({"model": model.shapes})
 
     def weigh(self, reply: Reply, zoo: Zoo) -> Weight:
-        """How much a reply counts."""
+        """The weight of a reply in the mean."""
         return reply.weight if self.weighting == "samples" else 1.0
 
     def buffers(self, zoo: Zoo) -> frozenset[str]:
-        """The server's tensors that no gradient trains: they take the plain mean under every server rule."""
+        """The server's tensors without a gradient: they take the plain mean under every server rule."""
         return zoo.buffers(self.target(zoo))
 
     def serve(self, state: Any, client: Client, zoo: Zoo) -> Model | None:
@@ -73,5 +75,5 @@ class SubmodelAssignment(LocalTraining):
 
 
 def classes(spec: Spec) -> int:
-    """How many classes (or tokens) a network tells apart."""
+    """The number of classes (or tokens) of a network."""
     return int(str(spec.options["classes"]))

@@ -1,4 +1,4 @@
-"""Which clients train which of the server's tensors, where networks are unequal (SCAFFOLD, FedNova)."""
+"""Which clients train which of the server's tensors, if networks are unequal (SCAFFOLD, FedNova)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from potluck.parts import Part
 
 
 def trained_tensors(spec: Spec, part: Part, zoo: Zoo) -> dict[str, str]:
-    """The tensors of a network that gradients train, and the server's names of them."""
+    """The trainable tensors of a network, and their names on the server."""
     return {name: part.place(name).name for name in zoo.shapes(spec) if name not in zoo.buffers(spec)}
 
 
 def owner_shares(method: Averaging, zoo: Zoo) -> dict[str, float]:
-    """The share of all clients that train each of the server's tensors, reckoned from the tiers' shares."""
+    """For each of the server's tensors, the share of all clients that train it; from the tiers' shares."""
     shares: dict[str, list[float]] = {}
     for tier in zoo.tiers:
         for name in trained_tensors(*method.submodel_for(Client("", tier), zoo), zoo).values():
@@ -28,7 +28,7 @@ def owner_shares(method: Averaging, zoo: Zoo) -> dict[str, float]:
 
 
 def sum_arrays(replies: Iterable[Reply], parts: Mapping[str, Part]) -> dict[str, Tensor]:
-    """The sums, in float64, of the loose arrays of all replies, under the server's names."""
+    """The sums, in float64, of the arrays that replies hold beside the model, under the server's names."""
     sums: dict[str, Tensor] = {}
     for reply in replies:
         for name, tensor in reply.arrays.items():

@@ -1,7 +1,7 @@
-"""Averaging unequal networks: tensor by tensor, or only among equals.
+"""Averaging of unequal networks: tensor by tensor, or only within each architecture.
 
-Under ``layerwise`` each tensor is averaged over the clients whose network has one of that name and shape, as the FedIN
-paper runs its baselines. Under ``per_arch`` only equal networks meet.
+Under ``layerwise``, each tensor is averaged over the clients whose network has a tensor of the same name and shape, as
+in the FedIN paper's baselines. Under ``per_arch``, only equal networks are averaged.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from potluck.parts import WHOLE, Part, Place
 
 @dataclass(frozen=True)
 class UnequalNetworks(SubmodelAssignment):
-    """Lets devices with unequal networks take part, if asked to."""
+    """Lets clients with unequal networks take part (`share`)."""
 
     share: Literal["whole", "layerwise", "per_arch"] = "whole"
-    """Who trains what: all the full network; each tier its own, meeting by tensor; or only with its equals."""
+    """whole: all train the full network. layerwise, per_arch: each tier trains its own; tensors of the same name and
+    shape are averaged, or only equal networks."""
 
     @property
     def facts(self) -> Facts:
@@ -55,7 +56,7 @@ class UnequalNetworks(SubmodelAssignment):
 
 @lru_cache(maxsize=256)
 def tensor_places(share: str, spec: Spec, zoo: Zoo) -> Part:
-    """Where an unequal network's tensors lie on the server: under their name, or under another where that is taken."""
+    """A network's tensors on the server: under their own name or, if the full network uses it, under another."""
     shapes, full = zoo.shapes(spec), zoo.shapes(zoo.full)
     if share == "per_arch" and spec != zoo.full:
         return Part({name: Place(f"{name} of {spec.key}") for name in shapes})

@@ -1,4 +1,4 @@
-"""How much units matter to a client, and which of them it keeps (Hermes, TailorFL, FedMask, FedSkel, LotteryFL)."""
+"""Unit importance: which units matter most to a client (Hermes, TailorFL, FedMask, FedSkel, LotteryFL)."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from potluck.core import (
 
 
 def top_units(scores: Tensor, count: int) -> Tensor:
-    """Whether each unit is among the `count` with the highest scores; of equal ones the first."""
+    """True for the `count` units with the highest scores; among equal scores, the first."""
     found = torch.zeros_like(scores, dtype=torch.bool)
     found[scores.argsort(descending=True, stable=True)[:count]] = True
     return found
 
 
 def validation_score(net: nn.Module, device: Device) -> float:
-    """On the client's validation split or, where it has none, on the examples it trains on; never on its test split.
+    """Accuracy on the client's validation split or, if it has none, on its training examples; never on its test split.
 
-    Of a problem that is not scored by accuracy, its own main score.
+    If the problem's main metric is not accuracy, that metric.
     """
     examples = device.validation if len(device.validation) else device.data
     scores = device.problem.scores([device.problem.tally(net, examples)])
@@ -42,7 +42,7 @@ def validation_score(net: nn.Module, device: Device) -> float:
 
 
 def taylor_importance(model: Model, device: Device) -> Generator[FitRequest, Fit, dict[str, Tensor]]:
-    """How much the loss on a client's data would rise without each unit, to first order: |sum of weight x gradient|."""
+    """First-order Taylor importance: the rise of the loss without each unit, as |sum of weight x gradient|."""
     still = Local(lr=0.0, steps=1, batch=max(len(device.data), 1))
     fit = yield FitRequest(model, device.data, still, want_gradient=True)
     values = {name: model.arrays[name] * gradient for name, gradient in (fit.gradient or {}).items()}
@@ -50,7 +50,7 @@ def taylor_importance(model: Model, device: Device) -> Generator[FitRequest, Fit
 
 
 def unit_scores(values: Arrays, axes: Mapping[str, Dimensions], spec: Spec) -> dict[str, Tensor]:
-    """For each unit of each group: |sum of its rows' values|, added over all tensors whose rows are its group's."""
+    """For each unit of each group: |sum of its rows' values|, added over all tensors with the group's units as rows."""
     where = next((value.device for value in values.values()), None)
     totals = {group: torch.zeros(size, device=where) for group, size in spec.sizes.items()}
     for name, value in values.items():
@@ -60,12 +60,12 @@ def unit_scores(values: Arrays, axes: Mapping[str, Dimensions], spec: Spec) -> d
 
 
 def row_axis(dimensions: Dimensions) -> Dimension:
-    """What the rows of a tensor count; None: nothing that is ever cut."""
+    """The axis of a tensor's rows; None: these rows are never cut."""
     return dimensions[0] if dimensions else None
 
 
 def sum_by_unit(dimension: Dimension, values: Tensor) -> dict[str, Tensor]:
-    """A tensor summed over all but the units that its first dimension counts."""
+    """Sums a tensor over everything but the units of its first dimension."""
     found: dict[str, Tensor] = {}
     at = 0
     for axis in _axes(dimension):
@@ -76,12 +76,12 @@ def sum_by_unit(dimension: Dimension, values: Tensor) -> dict[str, Tensor]:
 
 
 def unit_entries(dimension: Dimension, units: Arrays) -> Tensor:
-    """The entries of a dimension that belong to these units, as truth values."""
+    """A mask over a dimension: true for the entries that belong to these units."""
     return torch.cat([units[axis.group].repeat_interleave(axis.inner).repeat(axis.outer) for axis in _axes(dimension)])
 
 
 def prunable_weights(spec: Spec, zoo: Zoo) -> tuple[str, ...]:
-    """Weights proper, in forward order: no biases, norms or buffers."""
+    """The names of weights, in forward order, without biases, norms and buffers."""
     fixed = zoo.buffers(spec)
     return tuple(name for name, (shape, _) in zoo.shapes(spec).items() if len(shape) > 1 and name not in fixed)
 
@@ -99,7 +99,7 @@ def layer_of(name: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class MaskedGradients:
-    """Lets gradients through to the entries of these masks alone; a tensor without one trains entire."""
+    """Sets gradients to zero outside these masks; a tensor without a mask trains whole."""
 
     masks: Arrays
 

@@ -1,9 +1,10 @@
-"""Width tiers: what HeteroFL, Federated Dropout and FedRolex share. They differ in which units a client trains.
+"""Width tiers, which HeteroFL, Federated Dropout and FedRolex share. They differ in which units a client trains.
 
-Each tier trains a sub-model with its share of the units of every axis group, cut out of the server's model and averaged
-back entry by entry, all clients alike. As in HeteroFL (Diao et al., ICLR 2021), a scaler divides the activations of a
-narrow layer by its width in training, and labels are masked. The FedRolex code scores with the test batch's own
-statistics instead of asking for them (``bn_eval = "batch"``).
+Each tier trains a sub-model with its share of the units of every axis group. Sub-models are cut out of the server's
+model and averaged back entry by entry; all clients have the same weight. As in HeteroFL (Diao et al., ICLR 2021), a
+scaler divides the activations of a narrow layer by its width in training, and labels are masked. For static batch norm,
+the FedRolex code scores with the test batch's own statistics and does not ask clients for them
+(``bn_eval = "batch"``).
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from potluck.parts import WHOLE, Choose, Part, part
 
 @dataclass(frozen=True)
 class WidthTiers(Averaging):
-    """Devices train narrow parts of one server model, which may be wider than any of them."""
+    """Clients train narrow sub-models of one server model, which may be wider than any of them."""
 
     weighting: Literal["uniform", "width", "samples"] = "uniform"  # type: ignore[assignment]
-    """How much a client counts: all alike; by the units it has of a layer; by its samples."""
+    """A client's weight in the mean: the same for all; its number of units in a layer; its number of samples."""
     label_mask: bool = True
     rounding: Literal["ceil", "floor"] = "ceil"
-    """Units of a group at a fraction: every released code rounds up, the FedRolex paper writes floor."""
+    """How a share of a group's units is rounded: every released code rounds up, the FedRolex paper rounds down."""
     scaler: bool = True
-    """Divide by the width while training, where the network has places for it."""
+    """Divide activations by the width in training, if the network has scaler layers."""
 
     facts = Facts(networks="width")
 
@@ -38,7 +39,7 @@ class WidthTiers(Averaging):
         raise NotImplementedError
 
     def heads(self, spec: Spec, client: Client, now: Round) -> Choose | None:
-        """Which entries over all heads together, where heads are not cut each for itself."""
+        """Which entries over all heads together; None: each head is cut by itself."""
         return None
 
     def assign(self, client: Client, now: Round) -> tuple[Spec, Part]:
@@ -52,7 +53,7 @@ class WidthTiers(Averaging):
         return spec, prefix(spec, zoo.shallow(zoo.full, client.tier.depth), zoo)
 
     def narrow(self, client: Client, zoo: Zoo) -> Spec:
-        """The network of this client's width, rounded as the settings say."""
+        """The network of this client's width, rounded by `rounding`."""
         tier = client.tier
         if self.rounding == "ceil" or tier.width is None:
             return tier.spec
@@ -62,7 +63,7 @@ class WidthTiers(Averaging):
         return replace(tier.spec, sizes=sizes)
 
     def with_scaler(self, spec: Spec, client: Client, zoo: Zoo) -> Spec:
-        """The network as it trains: with the scaler for its width."""
+        """The network for training, with the scaler for its width."""
         width = client.tier.width
         if not self.scaler or not isinstance(width, int | float) or width == 1 or "scaler" not in spec.options:
             return spec
@@ -88,7 +89,7 @@ class WidthTiers(Averaging):
 
 @lru_cache(maxsize=256)
 def prefix(spec: Spec, whole: Spec, zoo: Zoo) -> Part:
-    """The first units of every group: what HeteroFL trains, and what every width method serves."""
+    """The first units of every group: HeteroFL trains these, and every width method serves these."""
     if spec == whole == zoo.full:
         return WHOLE
     return part(zoo.axes(whole), lambda axis: range(spec.sizes[axis.group]), zoo.shapes(spec))

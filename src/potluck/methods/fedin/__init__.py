@@ -1,4 +1,4 @@
-"""FedIN: the method (`method.py`), lent features (`features.py`), gradients that conflict (`gradients.py`)."""
+"""FedIN: the method (`method.py`), lent features (`features.py`), combining gradients (`gradients.py`)."""
 
 from potluck.methods.fedin.method import FedIN, FedINState
 

@@ -1,6 +1,6 @@
-"""Intermediate features that clients lend each other: what enters a network's body and what leaves it.
+"""Intermediate features that clients lend each other: the input and the output of a network's body.
 
-The server keeps them in a bank: what clients add in a round, others draw in later ones.
+The server keeps them in a bank. Clients add to it in a round, and others draw from it in later rounds.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ FeatureBank: TypeAlias = Mapping[str, Arrays]
 
 @dataclass(frozen=True, eq=False)
 class LentFeatures:
-    """The mean squared error of a body's output against the output of the body that lent the features.
+    """The mean squared error of a body's output on lent inputs, against the lent outputs.
 
-    Over samples and entries. Gradients reach the body alone.
+    The mean is over samples and entries. Gradients reach only the body.
     """
 
     entering: Tensor
     leaving: Tensor
     gather: bool = False
-    """Let batch norms gather running statistics of lent features too; else they only normalise them."""
+    """Lent features also update the running statistics of batch norm; if False, they are only normalised."""
 
     def __call__(self, net: nn.Module, batch: Batch) -> Tensor:
         body = net.get_submodule("body")
@@ -41,14 +41,14 @@ class LentFeatures:
 
 
 def without_updates(net: nn.Module, x: Tensor) -> Tensor:
-    """A network's output, its own buffers left as they were."""
+    """A network's output; its buffers stay unchanged."""
     buffers = {name: buffer.detach().clone() for name, buffer in net.named_buffers()}
     out: Tensor = functional_call(net, buffers, (x,))
     return out
 
 
 def body_features(net: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """What enters the body and what leaves it, normalised as in training, without dropout; nothing is learned."""
+    """The input and the output of the body, normalised as in training, without dropout and gradients."""
     net.train()
     for layer in net.modules():
         if isinstance(layer, nn.Dropout):
@@ -61,7 +61,7 @@ def body_features(net: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def feature_rows(last: Tensor, samples: int, count: int, rng: torch.Generator) -> Tensor:
-    """This many of a client's rows: those of its last batch, filled up with others, again from the start if need be."""
+    """`count` of a client's rows: those of its last batch, then others; repeated if it has too few."""
     order = torch.randperm(samples, generator=rng)
     rows = torch.cat([last.cpu(), order[~torch.isin(order, last.cpu())]])[:count]
     return rows[torch.arange(count) % len(rows)]
@@ -69,9 +69,9 @@ def feature_rows(last: Tensor, samples: int, count: int, rng: torch.Generator) -
 
 @lru_cache(maxsize=256)
 def body_shapes(spec: Spec, zoo: Zoo) -> Mapping[str, tuple[int, ...]] | None:
-    """The shapes of what enters (``in``) and leaves (``out``) the body; None: the network is not stem, body, head.
+    """The shapes of the body's input (``in``) and output (``out``); None: the network is not stem, body, head.
 
-    Found on a network without numbers, by watching what its parts hand on.
+    Forward hooks record them, on a network without weights.
     """
     net, x = zoo.probe(spec, 1)
     parts = dict(net.eval().named_children())
@@ -83,18 +83,18 @@ def body_shapes(spec: Spec, zoo: Zoo) -> Mapping[str, tuple[int, ...]] | None:
         passed.extend((given[0], made))
 
     with forward_hooks(net, after=dict.fromkeys(("stem", "body", "head"), note)):
-        scores = net(x)
-    chain = [x, *passed, scores]
+        logits = net(x)
+    chain = [x, *passed, logits]
     if len(chain) != 8 or any(one is not other for one, other in zip(chain[::2], chain[1::2], strict=True)):
         return None
     return {"in": tuple(chain[2].shape[1:]), "out": tuple(chain[4].shape[1:])}
 
 
 def add_to_bank(bank: FeatureBank, index: int, lent: Mapping[str, Arrays], most: int | None = None) -> FeatureBank:
-    """The bank after a round in which these clients lent something.
+    """The bank after a round in which these clients lent features.
 
-    It holds each client's newest alone or, with `most`, whatever came last, that many samples of it. Within a round
-    lenders come in the order of their names, so that no other order matters.
+    It holds only the newest features of each client or, with `most`, that many of the newest samples. Within a round,
+    clients are sorted by name, so that the order of replies does not matter.
     """
     new = {f"{index} {client}": lent[client] for client in sorted(lent)}
     if most is None:
@@ -109,7 +109,7 @@ def add_to_bank(bank: FeatureBank, index: int, lent: Mapping[str, Arrays], most:
 
 
 def draw_from_bank(bank: FeatureBank, count: int, rng: torch.Generator, without: str | None = None) -> Arrays:
-    """So many samples of the bank, none twice and each as likely as any; none that this client lent itself."""
+    """`count` samples of the bank, drawn uniformly without replacement; none that the client `without` lent."""
     samples = [
         (arrays, row)
         for key, arrays in bank.items()

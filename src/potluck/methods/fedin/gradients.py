@@ -1,4 +1,4 @@
-"""How the two gradients of a FedIN step become one: of the client's own loss, and of the lent features."""
+"""How FedIN combines the two gradients of a step: that of the client's own loss, and that of the lent features."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from potluck.core import Grads
 
 @dataclass(frozen=True)
 class SumGradients:
-    """The aside's gradient plus a share of the main one's: FedIN's Equation 14."""
+    """The lent features' gradient (`aside`) plus a share of the client's own (`main`): FedIN's Equation 14."""
 
     share: float = 0.5
     rest: float = 0.5
-    """The share for weights that the aside does not reach."""
+    """The share of `main` for weights without an `aside` gradient."""
 
     def __call__(self, main: Grads, aside: Grads) -> Grads:
         return {
@@ -26,15 +26,15 @@ class SumGradients:
 
 @dataclass(frozen=True)
 class ProjectGradients:
-    """The gradient nearest to the aside's that does not point against the main one: FedIN's Equation 13, exactly.
+    """The gradient nearest to `aside` that does not point against `main`: FedIN's Equation 13, exactly.
 
-    Where the two agree, the main gradient is left out altogether: so the equation says.
+    Where the two agree, `main` is left out, as the equation says.
     """
 
     together: bool = False
-    """One angle between all tensors as one long vector, instead of one for each tensor."""
+    """Project all tensors as one long vector, not each tensor by itself."""
     rest: float = 0.5
-    """The share of the main gradient for weights that the aside does not reach."""
+    """The share of `main` for weights without an `aside` gradient."""
 
     def __call__(self, main: Grads, aside: Grads) -> Grads:
         length = {name: main[name].square().sum() for name in aside}
@@ -49,6 +49,6 @@ class ProjectGradients:
 
 
 def _conflict(along: Tensor, length: Tensor) -> Tensor:
-    """How much of the main gradient must be taken out: none where the two agree, or where there is no main one."""
+    """How much of `main` to subtract: nothing where the two agree, or where `main` is zero."""
     safe = torch.where(length > 0, length, 1.0)
     return torch.where((along < 0) & (length > 0), along / safe, 0.0)

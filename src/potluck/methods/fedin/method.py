@@ -1,15 +1,15 @@
-"""FedIN: clients lend each other what enters and what leaves the middle of their networks.
+"""FedIN: clients lend each other intermediate features: the input and the output of their networks' body.
 
 Chan et al., "FedIN: Federated Intermediate Layers Learning for Model Heterogeneity", 2023,
-https://arxiv.org/abs/2304.00759. A network is an extractor (the stem), an intermediate part (the body, as deep as the
-tier is strong) and a classifier (the head). After training, a client uploads its model and, for one batch, the features
-at both ends of its body; the server keeps each client's newest. Whoever trains next gets a batch of them and teaches
-its body to map the ones to the others, beside FedProx on its own data.
+https://arxiv.org/abs/2304.00759. A network is an extractor (the stem), an intermediate part (the body; stronger tiers
+have deeper ones) and a classifier (the head). After training, a client uploads its model and, for one batch, the
+features at both ends of its body. The server keeps each client's newest features. Clients that train later get a batch
+of them, and train their bodies to map the inputs to the outputs, beside FedProx on their own data.
 
-The paper has no public code. Where it is silent: features are taken with the trained weights, from the rows of the last
-local batch; all clients of a round get the same lent batch and use it in every step; lent features are normalised by
-their own batch and leave no trace in running statistics. Until somebody has lent something, this is FedProx. Lent
-features can tell more of a client's data than its weights do.
+The paper has no public code. Where it is silent: features are computed with the trained weights, from the rows of the
+last local batch. All clients of a round get the same lent batch and use it in every step. Lent features are normalised
+by their own batch, and do not change running statistics. Until a client has lent features, this is FedProx. Lent
+features can reveal more about a client's data than its weights do.
 """
 
 from __future__ import annotations
@@ -56,35 +56,36 @@ from potluck.parts import OverlapMean, Part
 
 @dataclass(frozen=True)
 class FedINState(AveragedState):
-    """What the server keeps: the averaged models, and the features ``in`` and ``out`` that clients lent."""
+    """The server's state: the averaged models, and the features ``in`` and ``out`` that clients lent."""
 
     bank: FeatureBank = EMPTY
 
 
 @dataclass(frozen=True)
 class FedIN(FedProx):
-    """FedProx whose networks also learn from features that others lent."""
+    """FedProx in which networks also learn from features that other clients lend."""
 
     contract = ContractSettings(as_fedavg={"mu": 0.0, "lend": 0})
 
     share: Literal["whole", "layerwise", "per_arch"] = "layerwise"
     lend: int | None = None
-    """Samples whose features a client uploads; None: a local batch of them; 0: none, which leaves FedProx."""
+    """Number of samples whose features a client uploads; None: the local batch size; 0: none, which is FedProx."""
     draw: int | None = None
-    """Lent samples that a client learns from in a round; None: a local batch of them."""
+    """Number of lent samples that a client learns from in a round; None: the local batch size."""
     fifo: int | None = None
-    """Keep the last so many samples, whoever lent them; None: each client's newest."""
+    """Keep this many of the newest samples, from any client; None: the newest of each client."""
     exclude_self: bool = False
-    """Give a client only what others lent, each its own draw; else all of a round get the same."""
+    """Each client gets its own draw, of other clients' features only; if False, all of a round get the same."""
     combine: Literal["sum", "project", "project_all", "steps"] = "sum"
-    """How two gradients meet in the body: added (Eq. 14); the lent one projected where it points against the client's
-    own (Eq. 13), for each tensor or for all as one; not at all, each takes a step of its own ("without Opt")."""
+    """How the body combines two gradients. sum: added (Eq. 14); project: the lent one is projected where it points
+    against the client's own (Eq. 13), for each tensor, or for all as one (project_all); steps: each gradient takes its
+    own step ("without Opt")."""
     keep: float = 0.5  # lambda / 2 in the paper
     """The share of the client's own gradient in Eq. 14."""
     outside: float = 0.5
-    """Its share in stem and head, once something is lent: 0.5 is Eq. 14 to the letter. Adam hardly minds."""
+    """Its share in stem and head, if there are lent features: 0.5 is exactly Eq. 14. Under Adam it matters little."""
     gather: bool = False
-    """Let batch norms gather running statistics of lent features too."""
+    """Lent features also update the running statistics of batch norm."""
 
     def __post_init__(self) -> None:
         for name in ("lend", "draw", "fifo"):
@@ -110,7 +111,7 @@ class FedIN(FedProx):
         return self.lent_to(client, state.bank, now)
 
     def lent_to(self, client: str, bank: FeatureBank, now: Round) -> Mapping[str, torch.Tensor]:
-        """What a client gets of the bank; nothing while there is nothing."""
+        """The features from the bank that a client gets; none while the bank is empty."""
         count = self.local.batch if self.draw is None else self.draw
         if self.exclude_self:
             return draw_from_bank(bank, count, now.rng("lent", client), without=client)
@@ -128,7 +129,7 @@ class FedIN(FedProx):
         return JointLoss(own, LentFeatures(task.arrays["in"], task.arrays["out"], self.gather), "body.", self.blend())
 
     def blend(self) -> Blend | None:
-        """How the two gradients meet; None: not at all."""
+        """How the two gradients are combined; None: they are not, each takes its own step."""
         if self.combine == "sum":
             return SumGradients(self.keep, self.outside)
         return None if self.combine == "steps" else ProjectGradients(self.combine == "project_all", self.outside)
@@ -141,7 +142,7 @@ class FedIN(FedProx):
         entering, leaving = body_features(fit.net, device.data[rows]["x"])
         return replace(reply, arrays={"in": entering, "out": leaving})
 
-    def expected(self, model: Model, arrays: Arrays, now: Round) -> Expected:
+    def expected_reply(self, model: Model, arrays: Arrays, now: Round) -> Expected:
         """The model, and features at both ends of its body."""
         ends = (body_shapes(model.spec, now.zoo) or {}) if self.count_lent else {}
         features = {end: ((self.count_lent, *shape), torch.float32) for end, shape in ends.items()}
@@ -157,7 +158,7 @@ class FedIN(FedProx):
         for name, ends in (first, *others):
             if ends is None or ends != first[1]:
                 raise SettingsError(
-                    "FedIN lends what enters and leaves the body of a network between tiers, so all must have a stem, "
+                    "FedIN lends the input and output of a network's body between tiers, so all must have a stem, "
                     f"a body and a head, and features of the same shapes; tier '{name}' has {ends}, tier '{first[0]}' "
-                    f"{first[1]}. Let tiers of one family differ in depth alone."
+                    f"{first[1]}. Give all tiers one family, and let them differ in depth alone."
                 )

@@ -1,4 +1,4 @@
-"""InclusiveFL: the method (`method.py`), and the networks of its tiers on the server (`depth_tiers.py`)."""
+"""InclusiveFL: the method (`method.py`), and the tiers' networks on the server (`depth_tiers.py`)."""
 
 from potluck.methods.inclusivefl.method import InclusiveFL, InclusiveState
 

@@ -1,6 +1,6 @@
-"""Depth tiers: where each tier's network lies on the server, what it shares, and what it learns from the next larger.
+"""Depth tiers: each tier's network on the server, what tiers share, and what a tier learns from the next larger one.
 
-A tier's last block and its head are its own; its stem and its other blocks it shares with every tier that has them.
+A tier has its own last block and its own head. It shares its stem and its other blocks with every tier that has them.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ Shape: TypeAlias = "tuple[tuple[int, ...], torch.dtype]"
 
 @dataclass(frozen=True, eq=False)
 class DepthTier:
-    """A tier's network on the server. Tensors of all but the largest go by another name there."""
+    """A tier's network on the server. Only the largest tier's tensors keep their names there."""
 
     spec: Spec
     part: Part
     shared: Mapping[tuple[str, Shape], str]
-    """What it shares with tiers that have the like: (name, shape) and its name on the server."""
+    """Tensors that it shares with other tiers: from (name, shape) to the name on the server."""
     teachers: Mapping[str, tuple[str, ...]]
-    """For each weight of its last block, by its name on the server, those of the next larger tier that teach it."""
+    """For each weight of its last block, the weights of the next larger tier that teach it; by names on the server."""
 
     @property
     def names(self) -> list[str]:
-        """Its tensors on the server."""
+        """The names of its tensors on the server."""
         return [place.name for place in self.part.places.values()]
 
 
 @lru_cache(maxsize=64)
 def depth_tiers(zoo: Zoo, headless: bool = False) -> tuple[DepthTier, ...]:
-    """A tier for every network of the tiers, smallest first; without their heads, where clients keep those."""
+    """A `DepthTier` for each network of the tiers, smallest first; with `headless`, without heads (private heads)."""
     specs = tuple(dict.fromkeys(tier.spec for tier in zoo.tiers))
     parts = [_part(spec, spec == specs[-1], headless, zoo) for spec in specs]
     tiers = []
@@ -50,20 +50,20 @@ def depth_tiers(zoo: Zoo, headless: bool = False) -> tuple[DepthTier, ...]:
             own.place(name).name: tuple(parts[number + 1].place(source).name for source in sources)
             for name, sources in (teachers_of or {}).items()
         }
-        tiers.append(DepthTier(spec, own, _shared(spec, own, zoo), teachers))
+        tiers.append(DepthTier(spec, own, _shared_tensors(spec, own, zoo), teachers))
     return tuple(tiers)
 
 
 @dataclass(frozen=True)
 class DepthTiers(PrivateHead):
-    """Averaging in which the server has a network for each tier."""
+    """Averaging in which the server keeps a network for each tier."""
 
     @property
     def facts(self) -> Facts:
         return replace(super().facts, networks="depth")
 
     def tiers(self, zoo: Zoo) -> tuple[DepthTier, ...]:
-        """The tiers' networks as the server has them."""
+        """The tiers' networks on the server."""
         return depth_tiers(zoo, self.private == "head")
 
     def target(self, zoo: Zoo) -> Spec:
@@ -85,7 +85,7 @@ class DepthTiers(PrivateHead):
 def add_momentum(
     whole: Arrays, mean: Arrays, momentum: Arrays, share: float, present: Container[Spec], tiers: Sequence[DepthTier]
 ) -> Arrays:
-    """Where tiers are to go: to their clients' mean, but for the last block, which borrows a share of momentum."""
+    """The target of each tier's step: its clients' mean; in the last block, with a share of momentum."""
     target = dict(mean)
     for tier in tiers if share else ():
         for name in tier.teachers if tier.spec in present else ():
@@ -97,7 +97,7 @@ def add_momentum(
 def next_momentum(
     whole: Arrays, target: Arrays, momentum: Arrays, present: Container[Spec], tiers: Sequence[DepthTier]
 ) -> Arrays:
-    """Momentum for the next round: the mean step of the larger tier's blocks, or the last one while it is absent."""
+    """Momentum for the next round: the mean step of the larger tier's blocks; if that tier is absent, the old one."""
     found = dict(momentum)
     for tier, larger in pairwise(tiers):
         for name, sources in tier.teachers.items() if larger.spec in present else ():
@@ -106,7 +106,7 @@ def next_momentum(
 
 
 def average_shared(arrays: Arrays, weights: Mapping[Spec, float], tiers: Sequence[DepthTier]) -> Arrays:
-    """Shared tensors averaged over the tiers that have them; those that sent nothing count nothing, but receive."""
+    """Averages shared tensors over the tiers that have them. Absent tiers have weight zero, but get the mean."""
     owners: dict[tuple[str, Shape], list[DepthTier]] = {}
     for tier in tiers:
         for tensor in tier.shared:
@@ -132,7 +132,7 @@ def _part(spec: Spec, largest: bool, headless: bool, zoo: Zoo) -> Part:
     return Part({name: Place(name if largest else f"{name} of {spec.key}") for name in names})
 
 
-def _shared(spec: Spec, own: Part, zoo: Zoo) -> dict[tuple[str, Shape], str]:
+def _shared_tensors(spec: Spec, own: Part, zoo: Zoo) -> dict[tuple[str, Shape], str]:
     last, shapes = block_count(spec, zoo) - 1, zoo.shapes(spec)
     common = [
         name for name, block in _tensor_blocks(spec, zoo) if name.startswith("stem.") or block not in (None, last)
@@ -141,7 +141,7 @@ def _shared(spec: Spec, own: Part, zoo: Zoo) -> dict[tuple[str, Shape], str]:
 
 
 def _teachers(spec: Spec, larger: Spec, zoo: Zoo) -> dict[str, tuple[str, ...]]:
-    """For each weight of the last block, its likes in the larger network, from the block at that depth to the end."""
+    """For each weight of the last block, the same weights in the larger network, from that block to the last."""
     last, shapes, buffers = block_count(spec, zoo) - 1, zoo.shapes(spec), zoo.buffers(spec)
     upper = [name for name, block in _tensor_blocks(larger, zoo) if block is not None and block >= last]
     found = {}
@@ -158,12 +158,12 @@ def _tensor_blocks(spec: Spec, zoo: Zoo) -> Iterable[tuple[str, int | None]]:
 
 
 def _role(spec: Spec, name: str) -> str:
-    """What a tensor is in its block: its name without ``body.<block>`` or ``body.<stage>.<position>``."""
+    """A tensor's name within its block: without ``body.<block>`` or ``body.<stage>.<position>``."""
     return name.split(".", 3 if isinstance(spec.depth, tuple) else 2)[-1]
 
 
 class MomentumMean(OverlapMean):
-    """A mean some of whose tensors were moved."""
+    """A mean in which some tensors have momentum added."""
 
     def __init__(self, mean: OverlapMean, target: Arrays) -> None:
         self.mean, self.target = mean, target

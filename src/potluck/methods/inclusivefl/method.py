@@ -1,15 +1,17 @@
-"""InclusiveFL: weak devices train shallow networks, strong ones deep; bottom layers meet, top layers teach.
+"""InclusiveFL: weak clients train shallow networks, strong ones deep; tiers share bottom layers; top layers teach.
 
 Liu et al., "No One Left Behind: Inclusive Federated Learning over Heterogeneous Devices", KDD 2022,
-https://arxiv.org/abs/2202.08036. The server keeps a network and an optimiser for each tier. In a round every tier's
-clients are averaged; the last layer of a tier borrows a share of what the next larger tier's top layers learnt when
-that tier last took part (*momentum distillation*); the tier's optimiser steps; then each layer is averaged over the
-tiers that share it. The last layer and the head of a tier, the largest too, are its own; the stem is everybody's.
+https://arxiv.org/abs/2202.08036. The server keeps a network and an optimiser for each tier. In a round, the clients of
+each tier are averaged. The last layer's step takes a share of the mean step of the next larger tier's top layers, from
+the round in which that tier last took part (*momentum distillation*). The tier's optimiser steps. Then each layer is
+averaged over the tiers that share it. Every tier, also the largest, has its own last layer and head; all tiers share
+the stem.
 
-``profile = "paper"``: local SGD, Adam on the server. ``profile = "code"``: clients send the gradient at the weights
-they got (times their learning rate), all samples count alike, and AdamW takes one step. The released code never applies
-its momentum and divides by zero when all owners of a layer are absent; here momentum works under both profiles, and
-such a layer keeps its value. In residual networks a layer is a block, and only tensors of one shape teach each other.
+``profile = "paper"``: local SGD, and Adam on the server. ``profile = "code"``: clients send the gradient at the weights
+they received (times their learning rate), all samples have the same weight, and AdamW takes one step. The released code
+never applies its momentum, and divides by zero if all owners of a layer are absent. Here momentum works under both
+profiles, and such a layer keeps its value. In residual networks a layer is a block, and a tensor learns only from
+tensors of the same shape.
 """
 
 from __future__ import annotations
@@ -48,39 +50,39 @@ from potluck.methods.inclusivefl.depth_tiers import (
 from potluck.parts import Adam, AdamW, OverlapMean, Rule, Slots
 
 PAPER, CODE = Adam(lr=0.03), AdamW(lr=5e-5)
-"""The server's optimisers under either profile, unless another is asked for."""
+"""The default optimiser on the server, under each profile."""
 
 
 @dataclass(frozen=True)
 class InclusiveState(AveragedState):
-    """The server's half: every tier's network in one model, and what tiers may borrow from the next larger one."""
+    """The server's state: the networks of all tiers in one model, and the momentum for each tier's last layer."""
 
     momentum: Arrays = EMPTY
-    """For each weight of a tier's last layer, the mean step of the larger tier's layers from that depth on."""
+    """For each weight of a tier's last layer, the mean step of the next larger tier's layers from that depth on."""
 
 
 @dataclass(frozen=True)
 class InclusiveFL(DepthTiers):
-    """A network per tier; tiers share their bottom layers, and small ones learn from the top of larger ones."""
+    """A network for each tier; tiers share bottom layers, and learn from the top layers of larger tiers."""
 
     contract = ContractSettings(
         as_fedavg={"profile": "paper", "server": {"name": "replace"}, "weighting": "samples", "private": "none"}
     )
 
     weighting: Literal["samples", "uniform"] = "uniform"
-    """How much a client counts in its tier, and tiers count among each other; by samples under profile "code"."""
+    """The weight of a client in its tier, and of a tier among tiers; always by samples under profile "code"."""
     server: Rule = PAPER
-    """How each tier's mean moves its network. Left as it is, profile "code" takes AdamW at a rate of 5e-5."""
+    """The server rule for each tier. By default, profile "code" takes AdamW with a learning rate of 5e-5."""
     profile: Literal["paper", "code"] = "paper"
-    """Local training and Adam on the server, or one step of AdamW on everybody's gradients."""
+    """paper: local training, and Adam on the server; code: one step of AdamW on the clients' mean gradient."""
     borrow: float = 0.2  # beta in the paper
-    """The share of the larger tier's momentum in the last layer's step; 0: none."""
+    """The share of the larger tier's momentum in the step of the last layer; 0: none."""
     source: Literal["post", "pre"] = "post"
-    """Momentum is taken of steps after they borrowed (the paper's algorithm, in which it trickles down) or before."""
+    """Compute momentum from steps with their own momentum share (post, the paper's algorithm), or without it (pre)."""
     share_layers: bool = True
-    """Average layers over tiers. Without, tiers learn from each other through momentum alone."""
+    """Average layers over tiers. If False, tiers learn from each other only through momentum."""
     rates: tuple[float, ...] = ()
-    """The server's learning rate for each tier, smallest first; none: the rule's own for all."""
+    """The server's learning rate for each tier, smallest tier first; empty: the server rule's rate for all."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rates", tuple(self.rates))
@@ -90,10 +92,14 @@ class InclusiveFL(DepthTiers):
             object.__setattr__(self, "weighting", "samples")
             object.__setattr__(self, "server", CODE if self.server == PAPER else self.server)
         if self.profile == "code" and self.private == "head":
-            raise ValueError('method.private = "head" needs profile = "paper": under "code" clients take no steps')
+            raise ValueError(
+                'method.private = "head" needs profile = "paper": under "code" clients do not train. '
+                'Set method.profile = "paper" or method.private = "none"'
+            )
         if self.rates and self.server.name == "replace":
             raise ValueError(
-                f'method.rates = {list(self.rates)} needs a server rule with a rate, and "replace" has none'
+                f'method.rates = {list(self.rates)} needs a server rule with a learning rate; "replace" has none. '
+                "Choose another method.server, or leave method.rates out"
             )
 
     def init(self, zoo: Zoo, rng: torch.Generator) -> InclusiveState:
@@ -124,7 +130,7 @@ class InclusiveFL(DepthTiers):
         return replace(state, model=Model(state.model.spec, arrays), slots=slots, momentum=momentum)
 
     def step_tiers(self, whole: Arrays, mean: MomentumMean, slots: Slots, zoo: Zoo) -> tuple[Arrays, Slots]:
-        """Every tier's network after its optimiser's step; that of an absent tier stands still."""
+        """Every tier's network after its optimiser's step; the network of an absent tier stays."""
         out = dict(whole)
         for number, tier in enumerate(self.tiers(zoo)):
             rule: Any = self.server
@@ -135,7 +141,7 @@ class InclusiveFL(DepthTiers):
         return out, slots
 
     def request(self, task: Task, device: Device) -> FitRequest:
-        """Local training; under profile "code", the gradient over one pass at the weights that were sent (FedSGD)."""
+        """Local training; under profile "code", the gradient over one pass at the received weights (FedSGD)."""
         request = super().request(task, device)
         if self.profile == "paper":
             return request
@@ -143,10 +149,10 @@ class InclusiveFL(DepthTiers):
         return replace(request, local=still, want_gradient=True)
 
     def report(self, task: Task, device: Device, fit: Fit) -> Reply:
-        """The trained model; under profile "code", the received one less its gradient times the local rate.
+        """The trained model; under profile "code", the received model minus its gradient times the local learning rate.
 
-        Under the server's Adam that rate changes nothing, but a larger one saves digits: a model that hardly moved
-        tells little of where it was going.
+        Under Adam on the server, this rate changes nothing. But a larger rate keeps more digits: the server computes
+        the gradient as a difference of models, and a small difference loses precision.
         """
         reply = super().report(task, device, fit)
         if self.profile == "paper":

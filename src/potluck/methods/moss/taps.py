@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import count
 from posixpath import commonpath
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.conv import _ConvNd
 
-from potluck.core import Arrays, Model, Spec, Zoo
+from potluck.core import Arrays, Spec, Zoo
 from potluck.learn import forward_hooks
 
 K = TypeVar("K")
@@ -86,12 +86,10 @@ def as_map(features: Tensor) -> Tensor:
 @lru_cache(maxsize=256)
 def tap_shapes(spec: Spec, zoo: Zoo) -> tuple[Tap, ...]:
     """The taps of a network, in forward order. Runs on the meta device, so no weights are needed."""
-    blank = {name: torch.empty(size, dtype=dtype, device="meta") for name, (size, dtype) in zoo.shapes(spec).items()}
-    net = zoo.build(Model(spec, blank)).eval()
-    shape: Any = spec.options["input"]
-    embeds = any(isinstance(layer, nn.Embedding) for layer in net.modules())
-    x = torch.zeros(2, *shape, dtype=torch.long if embeds else torch.float, device="meta")
-    names = (_block_names(spec, zoo) if embeds else ()) or tap_names(net, x)
+    net, x = zoo.probe(spec, 2)
+    net.eval()
+    text = not x.is_floating_point()  # it has no spatial maps, so its taps are the ends of its blocks
+    names = (_block_names(spec, zoo) if text else ()) or tap_names(net, x)
     with torch.no_grad():
         _, maps = TappedNetwork(net, names)(x)
     return tuple(Tap(name, *map(int, features.shape[1:])) for name, features in zip(names, maps, strict=True))
