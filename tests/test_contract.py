@@ -46,8 +46,9 @@ CASES = [*(MethodCase(kind) for kind in METHODS.values()), *(MethodCase(METHODS[
 
 
 def grouped(case):
-    """All promises of one case in one process, where they share their runs."""
-    return pytest.param(case, id=str(case), marks=pytest.mark.xdist_group(str(case)))
+    """All promises of one case in one process, where they share their runs; Moss's variants take long."""
+    slow = [pytest.mark.slow] if case.name == "moss" and case.own else []
+    return pytest.param(case, id=str(case), marks=[pytest.mark.xdist_group(str(case)), *slow])
 
 
 @pytest.fixture(scope="session")

@@ -216,6 +216,7 @@ def test_too_little_memory_ends_with_6_and_one_line(start):
     assert err == "potluck: out of memory. Use fewer workers (--set run.workers=1) or a smaller model.\n"
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_from_round_to_round(start, place):
     code, _, err = ended(start(*RUN, "--set", "rounds=200", "--set", "score.every=20"))
     assert code == 0, err
