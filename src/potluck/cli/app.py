@@ -201,7 +201,7 @@ def check_method(
     ] = None,
     format: FormatOption = Format.table,
 ) -> None:
-    """Check that a method keeps every promise that methods make; takes about half a minute."""
+    """Check that a method keeps every promise that methods make; takes a few seconds."""
     from potluck.cli import arguments, display
     from potluck.run.contract import BrokenPromise
     from potluck.run.contract import check_method as check
