@@ -9,7 +9,7 @@ from made_round import Play, data, zoo
 
 from potluck.core import Local, SettingsError, digest
 from potluck.methods import SCAFFOLD, FedAvg
-from potluck.methods.scaffold import recall
+from potluck.methods.scaffold import client_variates
 from potluck.parts import Momentum
 
 
@@ -107,7 +107,7 @@ def test_clients_with_unequal_losses_reach_the_common_minimum_only_with_control_
 
 def test_a_remembered_control_variate_of_another_shape_counts_as_none():
     like = {"a": torch.ones(2), "b": torch.ones(3)}
-    found = recall({"control": {"a": torch.full((2,), 5.0), "b": torch.ones(4)}}, like)
+    found = client_variates({"control": {"a": torch.full((2,), 5.0), "b": torch.ones(4)}}, like)
     assert {name: tensor.tolist() for name, tensor in found.items()} == {"a": [5, 5], "b": [0, 0, 0]}
 
 

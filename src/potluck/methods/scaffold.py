@@ -102,7 +102,7 @@ class SCAFFOLD(FedAvg):
     def train(self, task: Task, device: Device) -> ClientWork:
         """Fit with corrected gradients; then estimate the client's new control variate."""
         fit = yield self.request(task, device)
-        reply, old = self.report(task, device, fit), recall(device.memory, task.arrays)
+        reply, old = self.report(task, device, fit), client_variates(device.memory, task.arrays)
         if not fit.steps or not fit.lr:  # no step, so no new estimate of the gradient
             return replace(reply, arrays={name: torch.zeros_like(mine) for name, mine in old.items()})
         if self.estimate == "start":
@@ -125,14 +125,14 @@ class SCAFFOLD(FedAvg):
         return "mean" if self.local.optimiser == "adam" else "travel"
 
     def edits(self, task: Task, device: Device) -> Sequence[Edit]:
-        mine = recall(device.memory, task.arrays)
+        mine = client_variates(device.memory, task.arrays)
         return (DriftCorrection({name: control - mine[name] for name, control in task.arrays.items()}),)
 
     def gradient(self, task: Task, device: Device, after: Arrays, fit: Fit) -> Arrays:
         """This client's estimate of its gradient."""
         if self.estimate != "travel":
             return fit.gradient or {}
-        before, mine = self.start(task, device).arrays, recall(device.memory, task.arrays)
+        before, mine = self.start(task, device).arrays, client_variates(device.memory, task.arrays)
         distance = fit.lr * displacement(self.local, fit.lr, fit.steps)
         return {name: mine[name] - sent + (before[name] - after[name]) / distance for name, sent in task.arrays.items()}
 
@@ -155,7 +155,7 @@ class DriftCorrection:
         return {name: grad + self.by[name] for name, grad in grads.items()}
 
 
-def recall(memory: Memory, like: Arrays) -> dict[str, Tensor]:
+def client_variates(memory: Memory, like: Arrays) -> dict[str, Tensor]:
     """The client's control variates, where they have the shape of these tensors; zeros for the others."""
     kept = memory.get("control", {})
     return {
