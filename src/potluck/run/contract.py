@@ -563,8 +563,8 @@ def a_larger_server_model_is_trained_where_the_facts_say(trial: Trial) -> None:
     for index in range(4):
         state = made.round(state, index)
     served = [made.method.serve(each, made.setup.server, made.zoo) for each in (begun, state)]
-    specs = {spec for _, spec in made.engine.specs if _ != "tailor"}
-    larger = served[1] is not None and served[1].spec == made.zoo.full and made.zoo.full not in specs
+    trained, full = made.engine.trained_specs(), made.zoo.full
+    larger = served[1] is not None and served[1].spec == full and full not in trained
     if larger:
         before, after = (model.arrays for model in served)
         rows = [(after[name] != before[name]).flatten(1).any(1) for name in before if name.endswith(".weight")]
