@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
 from width_rounds import Fixed, client, now, zoo
 
-from potluck.core import Model, Reply, stream
+from potluck.core import Model, Reply, SettingsError, Tier, stream
 from potluck.learn import MaskedCrossEntropy, class_mask
 from potluck.methods import HeteroFL
-from potluck.methods.bases.label_mask import class_rows
+from potluck.models import ModelZoo, make_spec, register
 
 
 def test_logits_of_classes_that_a_client_lacks_are_zero_but_still_count():
@@ -23,10 +25,44 @@ def test_rows_of_classes_that_a_client_lacks_are_left_out_of_the_head():
     arrays = held.take(networks.fresh(networks.full, stream(0)).arrays)
     reply = Reply(models={"model": Model(spec, arrays)}, metrics={"labels": [0, 2]})
     weights = method.weigh(reply, networks)
-    assert set(class_rows(spec, networks)) == {"head.weight", "head.bias"}
+    assert set(networks.class_rows(spec)) == {"head.weight", "head.bias"}
     assert weights["head.bias"].tolist() == [1, 0, 1]
     assert weights["head.weight"].tolist() == [[1], [0], [1]]
     assert weights[""] == 1
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "rows"),
+    [
+        ("bert", {"input": (4,), "classes": 2, "types": 2, "vocab": 8}, {"head.classifier"}),
+        ("bert", {"input": (4,), "classes": 8, "vocab": 8, "positions": 8}, {"head.classifier"}),
+        ("transformer", {"input": (5,), "classes": 5}, {"head.output", "stem.token"}),
+        ("lenet", {"input": (1, 28, 28), "classes": 10}, {"head"}),
+    ],
+)
+def test_the_classifier_is_known_by_name_whatever_else_has_as_many_rows(family, options, rows):
+    """Two classes and two token types: before, the type embeddings were masked as if they were the classifier."""
+    spec = make_spec(family, **options)
+    found = ModelZoo(spec).class_rows(spec)
+    assert {name.rpartition(".")[0] for name in found} == rows
+
+
+def test_a_label_mask_without_a_classifier_is_refused_before_round_0():
+    pytest.importorskip("torch_pruning")
+
+    class Summed(nn.Module):
+        def __init__(self, classes: int) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.register_buffer("sums", torch.ones(classes, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return functional.linear(self.layer(x), self.sums)
+
+    register("summed", Summed)
+    spec = make_spec("summed", input=(4,), classes=3)
+    with pytest.raises(SettingsError, match=r"no tensor of summed has a row for each class.*label_mask = false"):
+        HeteroFL().check(ModelZoo(spec, [Tier("all", spec=spec)]))
 
 
 def test_a_narrow_network_trains_with_a_scaler_and_the_full_one_without():

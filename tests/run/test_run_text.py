@@ -8,7 +8,6 @@ from tiny_runs import scores, tiny
 
 from potluck.core import Model, Newborn, Reply, SettingsError, Tier, stream
 from potluck.methods import FedRolex
-from potluck.methods.bases.label_mask import class_rows
 from potluck.models import ModelZoo, make_spec
 from potluck.parts import WHOLE, OverlapMean
 from potluck.report import write_report
@@ -96,7 +95,7 @@ def test_lm2_a_clients_tokens_alone_count_in_the_embedding_and_the_output_layer(
     """Five tokens: one client owns 2 and 3 and sends ones, the other owns 3 and 4 and sends threes."""
     full = make_spec("transformer", input=(4,), classes=5, depth=1, hidden=2, ffn=2, heads=1)
     zoo = ModelZoo(full, [Tier("all", spec=full)])
-    assert set(class_rows(full, zoo)) == {"stem.token.weight", "head.output.weight", "head.output.bias"}
+    assert set(zoo.class_rows(full)) == {"stem.token.weight", "head.output.weight", "head.output.bias"}
     start = {name: torch.full(shape, 9.0) for name, (shape, _) in zoo.shapes(full).items()}
     mean = OverlapMean(start)
     for value, labels in ((1.0, [2, 3]), (3.0, [3, 4])):
@@ -107,7 +106,7 @@ def test_lm2_a_clients_tokens_alone_count_in_the_embedding_and_the_output_layer(
     assert found["stem.token.weight"].tolist() == [[9, 9], [9, 9], [1, 1], [2, 2], [3, 3]]
     assert found["head.output.weight"].tolist() == [[9, 9], [9, 9], [1, 1], [2, 2], [3, 3]]
     assert found["head.output.bias"].tolist() == [9, 9, 1, 2, 3]
-    others = found.keys() - set(class_rows(full, zoo))
+    others = found.keys() - set(zoo.class_rows(full))
     assert "stem.position.weight" in others
     assert all(bool((found[name] == 2).all()) for name in others)
 

@@ -235,6 +235,7 @@ class Bert(Family):
     )
     maps = False
     tokens = True
+    class_layers = ("head.classifier",)
 
     def spec(self, given: Mapping[str, Any], depth: Depth = None, sizes: Mapping[str, int] | None = None) -> Spec:
         options = dict(given)

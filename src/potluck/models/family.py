@@ -40,6 +40,9 @@ class Family(ABC):
     """Whether an input is channels x height x width."""
     tokens: ClassVar[bool] = False
     """Whether an input is a row of token ids, whole numbers from 0."""
+    class_layers: ClassVar[tuple[str, ...]] = ("head",)
+    """The layers with one row for each class: the one that gives the scores; in a language model, also the embedding
+    of tokens."""
 
     @abstractmethod
     def groups(self, depth: Depth, base: Base, options: Options) -> dict[str, int]:
@@ -70,6 +73,10 @@ class Family(ABC):
         if isinstance(spec.depth, tuple):
             return tuple(f"body.{stage}.{place}" for stage, count in enumerate(spec.depth) for place in range(count))
         return tuple(f"body.{place}" for place in range(spec.depth or 0))
+
+    def class_rows(self, spec: Spec) -> tuple[str, ...]:
+        """The tensors with one row for each class (or token)."""
+        return tuple(name for name in self.meta_net(spec).state_dict() if name.rpartition(".")[0] in self.class_layers)
 
     def initial_weights(self, spec: Spec) -> Arrays:
         """Tensors that a new network starts from instead of random ones: none, or the pre-trained ones of its spec."""

@@ -50,6 +50,12 @@ def buffers(spec: Spec) -> frozenset[str]:
 
 
 @lru_cache(maxsize=1024)
+def class_rows(spec: Spec) -> tuple[str, ...]:
+    """The tensors with one row for each class (or token)."""
+    return FAMILIES[spec.family].class_rows(spec)
+
+
+@lru_cache(maxsize=1024)
 def block_indices(spec: Spec) -> Mapping[str, int | None]:
     """The body block of each tensor, counted in forward order; None in stem and head."""
     blocks = {f"{name}.": index for index, name in enumerate(FAMILIES[spec.family].blocks(spec))}

@@ -124,6 +124,7 @@ class Transformer(Family):
     )
     maps = False
     tokens = True
+    class_layers = ("head.output", "stem.token")
 
     def check_base(self, base: Base, options: Options) -> None:
         check_heads(self.name, base["hidden"], options["heads"])

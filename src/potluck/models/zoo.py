@@ -59,6 +59,10 @@ class ModelZoo:
         """Names of tensors that are not trained."""
         return meta_device.buffers(specs.complete(spec))
 
+    def class_rows(self, spec: Spec) -> tuple[str, ...]:
+        """Names of the tensors with one row for each class (or token); these rows are never cut."""
+        return meta_device.class_rows(specs.complete(spec))
+
     def narrow(self, spec: Spec, width: float | Mapping[str, float]) -> Spec:
         """The spec with this share of the units, of all groups or of each that is named; rounded up, at least one."""
         return specs.narrow(spec, width)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from potluck.core import Model, Newborn, SettingsError, Spec, stream
 from potluck.models import ModelZoo, complete, load, make_spec, save
@@ -179,3 +179,26 @@ def test_widths_of_groups_that_are_not_there_are_refused():
         complete(replace(spec, sizes={"7": 1}))
     with pytest.raises(SettingsError, match="from 1 to 6"):
         complete(replace(spec, sizes={"0": 7}))
+
+
+class Texts(nn.Module):
+    """As many token types, positions and tokens as classes; only the classifier has rows of classes."""
+
+    tokens = True
+
+    def __init__(self, classes: int, every_token: bool = False) -> None:
+        super().__init__()
+        self.token, self.kind, self.place = (nn.Embedding(classes, 8) for _ in range(3))
+        self.hidden, self.classifier = nn.Linear(8, 6), nn.Linear(6, classes)
+        self.every_token = every_token
+
+    def forward(self, ids: Tensor) -> Tensor:
+        vectors = self.token(ids) + self.kind(torch.zeros_like(ids)) + self.place(torch.arange(ids.shape[1]))
+        return self.classifier(torch.tanh(self.hidden(vectors if self.every_token else vectors.mean(1))))
+
+
+@pytest.mark.parametrize(("every_token", "embedding"), [(False, set()), (True, {"token.weight"})])
+def test_the_rows_of_classes_are_found_by_what_they_change(every_token, embedding):
+    register(f"texts {every_token}", Texts, tokens=True)
+    spec = make_spec(f"texts {every_token}", input=(3,), classes=3, every_token=every_token)
+    assert set(ModelZoo(spec).class_rows(spec)) == {"classifier.weight", "classifier.bias"} | embedding

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from potluck.core import Device, Fit, Loss, Reply, Spec, Task, Weight, Zoo
+from potluck.core import Device, Fit, Loss, Reply, SettingsError, Task, Weight, Zoo
 from potluck.learn import MaskedCrossEntropy, class_mask
 from potluck.methods.bases.submodels import SubmodelAssignment, classes
 
@@ -34,6 +33,14 @@ class LabelMask(SubmodelAssignment):
         reply = super().report(task, device, fit)
         return replace(reply, metrics={**reply.metrics, "labels": list(device.labels)}) if self.label_mask else reply
 
+    def check(self, zoo: Zoo) -> None:
+        super().check(zoo)
+        if self.label_mask and not zoo.class_rows(zoo.full):
+            raise SettingsError(
+                f"method.label_mask = true needs to know the classifier, but no tensor of {zoo.full.family} has a row "
+                "for each class that changes this class's score alone. Set method.label_mask = false."
+            )
+
     def weigh(self, reply: Reply, zoo: Zoo) -> Weight:
         """The weight of a reply: one number or, with label masks, one for each row of the head."""
         return self.mask_weight(super().weigh(reply, zoo), reply, zoo)
@@ -46,18 +53,7 @@ class LabelMask(SubmodelAssignment):
         spec, arrays = reply.models["model"].spec, reply.models["model"].arrays
         weights: dict[str, float | Tensor] = dict(weight) if isinstance(weight, Mapping) else {"": weight}
         mask = class_mask([int(str(label)) for label in labels], classes(spec)).to(torch.float64)
-        for name in class_rows(spec, zoo):
+        for name in zoo.class_rows(spec):
             rows = mask.reshape(-1, *[1] * (arrays[name].dim() - 1))
             weights[name] = weights.get(name, weights.get("", 1.0)) * rows
         return weights
-
-
-@lru_cache(maxsize=256)
-def class_rows(spec: Spec, zoo: Zoo) -> tuple[str, ...]:
-    """Tensors with one row for each class (or token); these rows are never cut."""
-    count, shapes = classes(spec), zoo.shapes(spec)
-    return tuple(
-        name
-        for name, dimensions in zoo.axes(spec).items()
-        if dimensions and dimensions[0] is None and shapes[name][0][0] == count
-    )

@@ -29,7 +29,6 @@ from potluck.core import (
     Zoo,
     on_client,
 )
-from potluck.methods.bases.label_mask import class_rows
 from potluck.methods.fedavg import Averaging
 
 HEAD = "head."
@@ -129,7 +128,7 @@ def drop_head(arrays: Arrays) -> Arrays:
 
 def label_rows(spec: Spec, zoo: Zoo) -> list[str]:
     """The head's tensors that have a row for each label."""
-    return [name for name in class_rows(spec, zoo) if name.startswith(HEAD)]
+    return [name for name in zoo.class_rows(spec) if name.startswith(HEAD)]
 
 
 def copy_head(arrays: Arrays, spec: Spec, labels: Sequence[int], zoo: Zoo) -> Arrays:

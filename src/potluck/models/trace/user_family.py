@@ -22,6 +22,7 @@ from potluck.core import Axis, Depth, Dimension, Dimensions, FrozenDict, Setting
 from potluck.models import options as checks
 from potluck.models.family import Base, Family
 from potluck.models.options import Options, error_line
+from potluck.models.trace.class_rows import class_rows
 from potluck.models.trace.traced_module import TracedModule, run_example, trace
 
 Factory: TypeAlias = "Callable[..., nn.Module]"
@@ -132,6 +133,9 @@ class UserFamily(Family):
 
     def blocks(self, spec: Spec) -> tuple[str, ...]:
         return ()
+
+    def class_rows(self, spec: Spec) -> tuple[str, ...]:
+        return class_rows(self.traced_module(spec.options), int(str(spec.options["classes"])), self.tokens)
 
     def make(self, options: Options) -> nn.Module:
         """Call the factory: a full network of these options."""
