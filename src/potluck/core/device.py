@@ -106,6 +106,9 @@ class Problem(Protocol):
     def metric(self) -> str:
         """The name of the main score."""
 
+    def label_counts(self, examples: Examples) -> list[int]:
+        """How many examples each class has; empty if an example has no single class."""
+
     def tally(self, net: nn.Module, examples: Examples, owned: Sequence[int] | None = None) -> dict[str, Any]:
         """Counts on these examples, which can be added over devices. With `owned`, other classes have logit 0."""
 
@@ -126,6 +129,10 @@ class Device(Protocol):
     def validation(self) -> Examples: ...
     @property
     def test(self) -> Examples: ...
+    @property
+    def common_test(self) -> Examples:
+        """The server's test rows, in a simulation. For scores alone: no client may learn from them."""
+
     @property
     def public(self) -> Examples: ...
     @property

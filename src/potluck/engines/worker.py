@@ -264,7 +264,7 @@ class TaskRun:
     def _protect(self, reply: Reply) -> Reply:
         """The reply with noise, if [privacy] asks for it. Scores get none: they are for the user who runs this."""
         task, context = self._task, self._worker.context
-        if context.mechanism is None or task.to == SERVER or task.verb == "score":
+        if context.mechanism is None or task.to == SERVER or task.verb in ("score", "personalise"):
             return reply
         return context.mechanism(task, reply, context.zoo, stream(context.seed, "veil", *task.address))
 
@@ -343,6 +343,10 @@ class WorkerDevice:
     @property
     def test(self) -> Examples:
         return self._worker.move(self._shard.test)
+
+    @property
+    def common_test(self) -> Examples:
+        return self._worker.move(self._worker.context.datasets.shard(SERVER).test)
 
     @property
     def labels(self) -> Sequence[int]:

@@ -37,6 +37,10 @@ class Classify:
     def loss(self) -> Loss:
         return CrossEntropy()
 
+    def label_counts(self, examples: Examples) -> list[int]:
+        """How many examples each class has."""
+        return _class_counts(examples.column("y"), self.classes).tolist()
+
     def tally(self, net: nn.Module, examples: Examples, owned: Sequence[int] | None = None) -> dict[str, Any]:
         """Correct predictions and examples of each class, the total loss and, if needed, predictions of each class.
 
@@ -95,6 +99,10 @@ class NextToken:
     def loss(self) -> Loss:
         return CrossEntropy()
 
+    def label_counts(self, examples: Examples) -> list[int]:
+        """Empty: an example has no single class."""
+        return []
+
     def tally(self, net: nn.Module, examples: Examples, owned: Sequence[int] | None = None) -> dict[str, Any]:
         """Correct predictions, tokens and total loss. If `owned` is given, the logits of other tokens are zero."""
         right, seen, total = 0, 0, 0.0
@@ -140,6 +148,10 @@ class Tag:
     def kinds(self) -> tuple[str, ...]:
         """The kinds of entity."""
         return tuple(dict.fromkeys(name[2:] for name in self.names if name != "O"))
+
+    def label_counts(self, examples: Examples) -> list[int]:
+        """Empty: an example has no single class."""
+        return []
 
     def tally(self, net: nn.Module, examples: Examples, owned: Sequence[int] | None = None) -> dict[str, Any]:
         """Correct tags, all tags and total loss; of each kind of entity the correct, true and predicted ones."""
@@ -209,6 +221,10 @@ class Regress:
     @property
     def loss(self) -> Loss:
         return SquaredError()
+
+    def label_counts(self, examples: Examples) -> list[int]:
+        """Empty: an example has no single class."""
+        return []
 
     def tally(self, net: nn.Module, examples: Examples, owned: Sequence[int] | None = None) -> dict[str, Any]:
         """The sum of squared errors, and the moments of predictions and targets."""

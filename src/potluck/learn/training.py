@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from potluck.core import (
     ClientWork,
@@ -77,6 +78,38 @@ class LocalTraining:
         owned = device.labels if task.config.get("masked") else None
         splits = {"validation": _pick_rows(device.validation, task), "test": _pick_rows(device.test, task)}
         return Reply(metrics={name: device.problem.tally(net, split, owned) for name, split in splits.items()})
+
+    ends_with_local_epochs: ClassVar[bool] = True
+    """Whether the model that a client keeps is as its local epochs left it, and not distilled after them."""
+
+    @on_client
+    def personalise(self, task: Task, device: Device) -> ClientWork:
+        """Tallies of the client's model after its local epochs, on the common test rows and on its own.
+
+        A model that is sent is trained first, with the settings of [local] and the loss of the problem. A model that
+        the client keeps is scored as its local epochs left it. Nothing of this is kept.
+        """
+        kept = "model" not in task.models
+        model = self.own(device) if kept else self.start(task, device)
+        if kept and self.ends_with_local_epochs:
+            net = device.build(model)
+        else:
+            if not len(device.data):
+                raise Skip("no samples")
+            fit = yield FitRequest(model, device.data, self.local, self.personal_loss(model, device))
+            net = self.personal_net(model, fit, device)
+        counts = device.problem.label_counts(device.data)
+        splits = {"common": device.common_test, "own": device.test}
+        tallies = {name: device.problem.tally(net, split) for name, split in splits.items()}
+        return Reply(metrics={**tallies, "labels": list[Plain](counts)})
+
+    def personal_loss(self, model: Model, device: Device) -> Loss:
+        """The loss of the local epochs before a client's model is scored; by default, the loss of the problem."""
+        return device.problem.loss
+
+    def personal_net(self, model: Model, fit: Fit, device: Device) -> nn.Module:
+        """The network to score after a client's local epochs; by default, as they left it."""
+        return fit.net
 
     def own(self, device: Device) -> Model:
         """The client's own model, if the method keeps one on the device."""

@@ -32,6 +32,7 @@ class DSFL(PublicLogitsWithServer):
     contract = ContractSettings(
         why_not="models live on the clients, and only probabilities cross the wire", idle={"distils": 0}
     )
+    ends_with_local_epochs = False
 
     called: ClassVar[str] = "DS-FL"
     aggregate: Literal["era", "sa"] = "era"

@@ -68,6 +68,7 @@ class FedGEMS(PublicLogitsWithServer):
     contract = ContractSettings(
         why_not="models live on the clients, and only logits cross the wire", idle={"passes": 0}
     )
+    ends_with_local_epochs = False
 
     share: float = 0.75  # epsilon in the paper
     """The share of cross-entropy with the labels in the loss, if there is a teacher too."""

@@ -34,12 +34,14 @@ from potluck.report.sentences import NEEDS, NEEDS_NOTE, TIE, find_lead, needs_ce
 from potluck.report.summary import (
     Row,
     capitalize,
+    client_measures,
     compare_rows,
     group_by_method,
     mean_of,
     mean_sd,
     metric_format,
     metric_name,
+    personal_note,
     rankable_rows,
     sd_of,
     tier_names,
@@ -89,19 +91,21 @@ def _tier_curve(name: str, run: RunRecord) -> LearningCurve:
 
 def _score_table(runs: Sequence[RunRecord]) -> Markup:
     rows, metric, tiers = compare_rows(runs), metric_format(*runs), tier_names(runs)
-    local = ["local"] * any(mean_of(row["local"]) is not None for row in rows)
+    asked = client_measures(rows)
     average = ["average"] * tiers_differ(runs)
-    columns = [_column(metric, rows, partial(_entry, key)) for key in ("global", *average, *local)]
+    columns = [_column(metric, rows, partial(_entry, key)) for key in ("global", *average, *asked)]
     columns += [_column(metric, rows, partial(_tier_entry, name)) for name in tiers]
     columns += [_column(metric, rows, partial(_entry, key)) for key in ("clients", "worst", "best")]
     starts = [[text(row["label"]) + _signs(row), format_count(number(row["runs"]))] for row in rows]
     lines = [[*start, *cells] for start, *cells in zip(starts, *columns, strict=True)]
-    head = ["", "runs", "global", *average, *local, *tiers, "client mean", "worst tenth", "by validation"]
+    head = ["", "runs", "global", *average, *asked, *tiers, "client mean", "worst tenth", "by validation"]
     spread = "mean ± standard deviation over seeds (a single seed has no deviation)"
     notes = [f"Final {metric.name}{metric.unit}, {spread}; green: highest."]
     notes += [f"“By validation” is the {metric.name} at the round that validation would have chosen."]
     notes += ["Average: of the tiers' scores on the test set, by share of clients."] * len(average)
-    notes += ["Local: the shared model on each client's own examples and classes, mean over clients."] * len(local)
+    local = "Local: the shared model on each client's own examples and classes, mean over clients."
+    notes += [local] * ("local" in asked)
+    notes += [personal_note(rows)] * ("personal" in asked)
     notes += ["† Scored by its clients, each on its own examples."] * any("†" in _signs(row) for row in rows)
     notes += ["‡ A bound that ignores what devices can carry: not ranked."] * any(row["bound"] for row in rows)
     scores = table(head, lines, kind="many" if len(head) > 8 else "")

@@ -269,7 +269,14 @@ def _model_size(value: object) -> str:
 def _overall_scores(line: Json) -> RoundScores:
     index, shared = integer(line.get("round")) or 0, mapping(line.get("global"))
     scores = _scores(index, shared, line.get("clients"), line.get("metric"))
-    return replace(scores, local=_client_scores(line.get("local")))
+    personal = mapping(line.get("personal"))
+    return replace(
+        scores,
+        local=_client_scores(line.get("local")),
+        personal=_client_scores(personal.get("common")),
+        own_mix=_client_scores(personal.get("own")),
+        commonest=number(personal.get("commonest")),
+    )
 
 
 def _scores(index: int, scores: Json, clients: object, metric: object) -> RoundScores:

@@ -54,6 +54,12 @@ class RoundScores:
     """All clients of a tier together, each on its own examples; recorded if the metric is not accuracy."""
     local: ClientScores = ClientScores()
     """The shared model on each client's own test examples, choosing among the client's own classes only."""
+    personal: ClientScores = ClientScores()
+    """Each client's model after its local epochs, on the common test set."""
+    own_mix: ClientScores = ClientScores()
+    """The same models on the common test set with each client's own mix of labels."""
+    commonest: float | None = None
+    """The mean share of a client's commonest label: what always saying this label would score on the own mix."""
 
     @property
     def score(self) -> float | None:
@@ -83,6 +89,11 @@ class LearningCurve:
         """The last round with local scores: the shared model on each client's own examples."""
         known = (point for point in reversed(self.points) if point.local.mean is not None or point.local.values)
         return next(known, None)
+
+    @property
+    def last_personal(self) -> RoundScores | None:
+        """The last round in which clients' models were scored after their local epochs."""
+        return next((point for point in reversed(self.points) if point.personal.mean is not None), None)
 
     @property
     def on_clients(self) -> bool:

@@ -86,6 +86,9 @@ def _score_card(run: RunRecord) -> Markup:
         lines.append(f"{metric.format(best.score)} at round {best.round}, chosen by validation")
     if last_local and last_local.local.mean is not None:
         lines.append(f"local: {metric.format(last_local.local.mean)}, each client's own examples and classes")
+    if (last := curve.last_personal) and last.personal.mean is not None:
+        common, own = metric.format(last.personal.mean), metric.format(last.own_mix.mean)
+        lines.append(f"after local epochs: {common}; on clients' own mix of labels {own}")
     return card(title, metric.format(final.score if final else None), *lines)
 
 

@@ -204,6 +204,23 @@ def compare_rows(runs: Sequence[RunRecord]) -> list[Row]:
     return sorted(rows, key=lambda row: bool(row["bound"]))
 
 
+def client_measures(rows: Sequence[Row]) -> list[str]:
+    """Which scores over clients the rows have, of those that the settings must ask for."""
+    return [key for key in ("local", "personal", "own mix") if any(mean_of(row[key]) is not None for row in rows)]
+
+
+PERSONAL_NOTE = (
+    "Personal: each client's model after its local epochs, on the common test set. "
+    "Own mix: the same with the client's own mix of labels"
+)
+
+
+def personal_note(rows: Sequence[Row]) -> str:
+    """What the columns of personal scores say, and what always saying a client's commonest label would score."""
+    shares = [share for row in rows if (share := mean_of(row["commonest"])) is not None]
+    return f"{PERSONAL_NOTE}; always saying its commonest label: {max(shares):.1%}." if shares else f"{PERSONAL_NOTE}."
+
+
 def rankable_rows(rows: Sequence[Row]) -> list[Row]:
     """The rows that can be compared: no bounds, and only methods with a shared model if there are any."""
     methods = [row for row in rows if not row["bound"]]
@@ -226,6 +243,9 @@ def _row(label: str, runs: list[RunRecord], aims: Sequence[float], with_average:
         "global": mean_sd(_final_score(run.curve) for run in runs),
         **({"average": mean_sd(_final_score(tier_average(run)) for run in runs)} if with_average else {}),
         "local": mean_sd(run.curve.last_local.local.mean if run.curve.last_local else None for run in runs),
+        "personal": mean_sd(run.curve.last_personal.personal.mean if run.curve.last_personal else None for run in runs),
+        "own mix": mean_sd(run.curve.last_personal.own_mix.mean if run.curve.last_personal else None for run in runs),
+        "commonest": mean_sd(run.curve.last_personal.commonest if run.curve.last_personal else None for run in runs),
         "best": mean_sd(run.curve.best.score if run.curve.best else None for run in runs),
         "tiers": {
             name: mean_sd(_final_score(tier.curve if (tier := run.tier(name)) else None) for run in runs)

@@ -13,12 +13,14 @@ from potluck.report.records import LearningCurve, RunRecord, TaskTotals
 from potluck.report.sentences import NEEDS, NEEDS_CAPTION, needs_cells
 from potluck.report.summary import (
     Row,
+    client_measures,
     compare_rows,
     main_target,
     mean_of,
     metric_format,
     metric_name,
     overall_name,
+    personal_note,
     sd_of,
     tier_names,
 )
@@ -99,6 +101,8 @@ def _captions(rows: list[Row], head: list[str]) -> Iterator[str]:
         yield f"{tiers}: from the lowest to the highest"
     if _average_key(rows) and "average" in head:
         yield "average: of the tiers' scores on the test set, by share of clients"
+    if "personal" in head:
+        yield personal_note(rows)
     bound = "   ‡ a bound, not ranked" if any(row["bound"] for row in rows) else ""
     yield f"* modelled; time of each round's slowest device, summed   † mean over clients{bound}"
     if NEEDS[0] in head:
@@ -156,8 +160,8 @@ def _fit_columns(runs: Sequence[RunRecord], rows: list[Row], width: int) -> list
 
 def _score_columns(tiers: list[str], rows: list[Row], metric: MetricFormat) -> Iterator[ScoreColumns]:
     """All ways to show the scores, from the widest to the narrowest."""
-    local = ["local"] * any(mean_of(row["local"]) is not None for row in rows)
-    keys, fewer_keys = ["global", *_average_key(rows), *local], ["global", *local]
+    asked = client_measures(rows)
+    keys, fewer_keys = ["global", *_average_key(rows), *asked], ["global", *asked]
     found = [[mapping(row["tiers"]).get(name) for name in tiers] for row in rows]
     yield ScoreColumns(keys, tiers, [[_score_cell(one, metric) for one in line] for line in found])
     yield ScoreColumns(keys, tiers, [[metric.format_cell(mean_of(one)) for one in line] for line in found])

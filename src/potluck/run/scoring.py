@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from potluck.core import SERVER, Client, Model, Newborn, Plain, Task, numpy_stream
-from potluck.engines import RoundSession
+from potluck.engines import LedgerEntry, RoundSession
 from potluck.run.assemble import Setup
 
 LOCAL = "local"
@@ -49,7 +49,54 @@ def score(setup: Setup, session: RoundSession, state: Any, done: int) -> tuple[d
     }
     if whole is not None:
         scores["local"] = _spread({c.id: _test_score(tallies.get((c.id, LOCAL)), problem) for c in clients})
+    if setup.experiment.score.personal:
+        scores["personal"], more = personal_scores(session, clients, own, problem)
+        faults += more
     return scores, faults
+
+
+def personal_scores(
+    session: RoundSession, clients: Sequence[Client], own: Mapping[str, Model | None], problem: Any
+) -> tuple[dict[str, Any], list[str]]:
+    """The scores of clients' models after the clients' local epochs, and the faults that occurred.
+
+    ``common``: on the common test set. ``own``: on the same rows, with each class weighted as often as the client has
+    it; where an example has no single class, on the client's own test split. ``commonest``: the mean share of a
+    client's commonest class, which a model that always says this class would have.
+    """
+    found: dict[str, Mapping[str, Any]] = {}
+    tasks = (
+        Task("personalise", id, models={} if model is None else {"model": model})
+        for id, model in ((client.id, own[client.id]) for client in clients)
+    )
+    for reply in session.send(tasks):
+        found[reply.task.to] = reply.metrics
+    scores = {client.id: _personal_score(found[client.id], problem) for client in clients if client.id in found}
+    shares = [max(tally["labels"]) / sum(tally["labels"]) for tally in found.values() if sum(tally["labels"])]
+    by_measure = {name: {id: one[name] for id, one in scores.items()} for name in ("common", "own")}
+    tiers: dict[str, list[str]] = {}
+    for client in clients:
+        tiers.setdefault(client.tier.name, []).append(client.id)
+    return {
+        **{name: _spread(values) for name, values in by_measure.items()},
+        "commonest": statistics.fmean(shares) if shares else None,
+        "tiers": {
+            tier: {name: _spread({id: values.get(id) for id in ids}) for name, values in by_measure.items()}
+            for tier, ids in sorted(tiers.items())
+        },
+    }, _faults(session, "personalise")
+
+
+def _personal_score(tally: Mapping[str, Any], problem: Any) -> dict[str, float | None]:
+    common = problem.scores([tally["common"]])
+    counts, per_class = tally["labels"], common.get("per_class", [])
+    if problem.metric == "accuracy" and sum(counts):
+        known = [(count, score) for count, score in zip(counts, per_class, strict=True) if count and score is not None]
+        rows = sum(count for count, _ in known)
+        own = sum(count * score for count, score in known) / rows if rows else None
+    else:
+        own = problem.scores([tally["own"]])[problem.metric]
+    return {"common": common[problem.metric], "own": own}
 
 
 def scored_clients(setup: Setup, done: int) -> list[Client]:
@@ -106,10 +153,18 @@ def _collect(session: RoundSession, tasks: Iterable[Task]) -> tuple[Tallies, lis
     tallies: Tallies = {}
     for reply in session.send(tasks):
         tallies.setdefault(_model_key(reply.task), []).append(reply.metrics)
-    failed = [entry for entry in session.entries if entry.task.verb == "score" and entry.verdict != "accepted"]
-    lost = {_model_key(entry.task) for entry in failed}
-    faults = [f"{entry.task.to}: {entry.reason.removeprefix('failed: ')}" for entry in failed if not entry.skipped]
-    return {whose: found for whose, found in tallies.items() if whose not in lost}, faults
+    lost = {_model_key(entry.task) for entry in _failed(session, "score")}
+    return {whose: found for whose, found in tallies.items() if whose not in lost}, _faults(session, "score")
+
+
+def _failed(session: RoundSession, verb: str) -> list[LedgerEntry]:
+    return [entry for entry in session.entries if entry.task.verb == verb and entry.verdict != "accepted"]
+
+
+def _faults(session: RoundSession, verb: str) -> list[str]:
+    """What went wrong in tasks of this verb, one line each; clients without a model are no fault."""
+    failed = [entry for entry in _failed(session, verb) if not entry.skipped]
+    return [f"{entry.task.to}: {entry.reason.removeprefix('failed: ')}" for entry in failed]
 
 
 def _model_key(task: Task) -> tuple[str, str]:

@@ -49,6 +49,9 @@ class Scoring:
     common: bool = False
     """Score models that only clients have on the common test set, and each tier by the scores of its clients. So they
     can be compared with models that the server has."""
+    personal: bool = False
+    """Also score the models of these clients after the clients' local epochs: on the common test set, and on it with
+    each client's own mix of labels. So methods with one model for all can be compared with those of personal models."""
     features: bool = False
     """At the end, compare the features of the tiers' networks on test rows, stage by stage, for the report."""
     targets: tuple[float, ...] = ()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from potluck.core import Device, Fit, Loss, Reply, SettingsError, Task, Weight, Zoo
+from potluck.core import Device, Fit, Loss, Model, Reply, SettingsError, Task, Weight, Zoo
 from potluck.learn import MaskedCrossEntropy, class_mask
 from potluck.methods.bases.submodels import SubmodelAssignment, classes
 
@@ -28,6 +28,11 @@ class LabelMask(SubmodelAssignment):
         if not self.label_mask:
             return super().loss(task, device)
         return MaskedCrossEntropy(class_mask(device.labels, classes(task.models["model"].spec)))
+
+    def personal_loss(self, model: Model, device: Device) -> Loss:
+        if not self.label_mask:
+            return super().personal_loss(model, device)
+        return MaskedCrossEntropy(class_mask(device.labels, classes(model.spec)))
 
     def report(self, task: Task, device: Device, fit: Fit) -> Reply:
         reply = super().report(task, device, fit)

@@ -9,12 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from torch import nn
+
 from potluck.core import (
     SERVER,
     Arrays,
     Client,
     Device,
     Expected,
+    Fit,
     Model,
     Reply,
     Round,
@@ -68,6 +71,16 @@ class StaticBatchNorm(SubmodelAssignment):
         kept = device.zoo.buffers(task.models["model"].spec)
         arrays = {name: tensor for name, tensor in device.snapshot(net).items() if name in kept}
         return Reply(arrays=arrays, weight=float(batches))
+
+    def personal_net(self, model: Model, fit: Fit, device: Device) -> nn.Module:
+        """The trained network with batch-norm statistics of the client's own data."""
+        if model.spec.options.get("norm") != "counted":
+            return super().personal_net(model, fit, device)
+        fresh, trained = device.zoo.fresh(model.spec, device.rng).arrays, device.snapshot(fit.net)
+        kept = device.zoo.buffers(model.spec)
+        net = device.build(Model(model.spec, {name: (fresh if name in kept else trained)[name] for name in trained}))
+        device.gather_statistics(net, device.data, self.local.batch)
+        return net
 
     def serve(self, state: Any, client: Client, zoo: Zoo) -> Model | None:
         """The model this client would use today, with the gathered batch-norm statistics."""
