@@ -1,0 +1,451 @@
+"""Makes the board of the papers' claims: docs/results.md and docs/results/, from kept run folders.
+
+    python results/board.py            writes the pages
+    python results/board.py --check    says whether they are as this would write them
+    python results/board.py --keep results/NAME.tar.gz RUN...    packs run folders, without checkpoints
+
+`board.toml` lists every table and figure of the four papers: what it claims, the paper's figures, and which runs show
+it. The archives beside it hold the run folders, without checkpoints. A verdict is not typed: it follows from the scores
+of the runs, seed by seed. `pages/` has the words around the tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import statistics
+import sys
+import tarfile
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+LAST = 5
+"""A run's score is the mean of this many last scorings, unless the claim says otherwise."""
+PERCENT = ("accuracy", "f1")
+"""Scores that are shown in percent; the others are shown as they are."""
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+WIDTH, HEIGHT, LEFT, BOTTOM, LABELS = 640, 300, 44, 28, 190
+"""Pixels of a chart: the whole, and the room beside and under the lines."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A kept run folder."""
+
+    manifest: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    scores: Sequence[Mapping[str, Any]]
+    """Every scoring, in the order of rounds."""
+
+    @property
+    def seed(self) -> int:
+        return int(self.settings.get("seed", 0))
+
+    @property
+    def rounds(self) -> int:
+        """The round of the last scoring."""
+        return int(self.scores[-1]["round"]) if self.scores else 0
+
+    @property
+    def mark(self) -> str:
+        """The hash of the settings."""
+        return str(self.manifest.get("mark", ""))[:8]
+
+    def fits(self, where: Mapping[str, Any]) -> bool:
+        """Whether the run has these settings, named with dots: ``{"method.name": "fedrolex"}``."""
+        return all(dig(self.settings, name) == value for name, value in where.items())
+
+    def curve(self, measure: str) -> list[tuple[int, float]]:
+        """(round, score) of every scoring that has this score."""
+        found = ((int(line["round"]), score_of(line, measure, self.manifest)) for line in self.scores)
+        return [(index, score) for index, score in found if score is not None]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The scores of one row under one column, by seed."""
+
+    by_seed: Mapping[int, float] = field(default_factory=dict)
+    runs: Sequence[Run] = ()
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.fmean(self.by_seed.values()) if self.by_seed else None
+
+
+def anchor(heading: str) -> str:
+    """The name of a heading in a link, as GitHub makes it."""
+    return "".join(letter for letter in heading.lower() if letter.isalnum() or letter in " -_").replace(" ", "-")
+
+
+def dig(value: Any, name: str) -> Any:
+    """The value under a dotted name; None if there is none."""
+    for step in name.split("."):
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(step)
+    return value
+
+
+def score_of(line: Mapping[str, Any], measure: str, manifest: Mapping[str, Any]) -> float | None:
+    """One score of a scoring: ``global.test``, ``tiers.large.test``, ``personal.own``, or ``average`` over tiers."""
+    metric = str(line.get("metric", "accuracy"))
+    if measure == "average":
+        shares = {tier["name"]: tier["share"] for tier in manifest.get("tiers", [])}
+        found = {name: score_of(line, f"tiers.{name}.test", manifest) for name in shares}
+        if not found or any(score is None for score in found.values()):
+            return None
+        return float(sum(shares[name] * (score or 0.0) for name, score in found.items()) / sum(shares.values()))
+    value = dig(line, measure)
+    if isinstance(value, Mapping):
+        value = value.get(metric, value.get("mean"))
+    return None if value is None else float(value)
+
+
+@cache
+def read_archive(path: Path) -> tuple[Run, ...]:
+    """The run folders in an archive, by the names of their folders. Nothing is unpacked to disk."""
+    files: dict[str, dict[str, bytes]] = {}
+    with tarfile.open(path) as archive:
+        for member in archive:
+            folder, _, name = member.name.rpartition("/")
+            stream = archive.extractfile(member)
+            if stream is not None and name in ("manifest.json", "settings.toml", "scores.jsonl"):
+                files.setdefault(folder, {})[name] = stream.read()
+    return tuple(_read_run(files[folder]) for folder in sorted(files))
+
+
+def _read_run(files: Mapping[str, bytes]) -> Run:
+    by_round = {}
+    for line in files["scores.jsonl"].splitlines():
+        scoring = json.loads(line)
+        by_round[int(scoring["round"])] = scoring
+    settings = tomllib.loads(files["settings.toml"].decode())
+    return Run(json.loads(files["manifest.json"]), settings, [by_round[index] for index in sorted(by_round)])
+
+
+class Claim:
+    """One table or figure of a paper, and the runs that show it."""
+
+    def __init__(self, plain: Mapping[str, Any], folder: Path) -> None:
+        self.plain, self.folder = plain, folder
+        self.paper, self.what, self.says = plain["paper"], plain["what"], plain["says"]
+        self.rounds, self.seeds = int(plain.get("rounds", 0)), int(plain.get("seeds", 1))
+        self.rows: list[Mapping[str, Any]] = plain.get("row", [])
+        self.columns: list[Mapping[str, Any]] = plain.get("column", [{"name": "ours"}])
+        archive = plain.get("archive")
+        runs = read_archive(folder / archive) if archive else ()
+        self.runs = [run for run in runs if run.fits(plain.get("where", {})) and run.scores]
+        self.cells = {
+            (row["name"], column["name"]): self._cell(row, column) for row in self.rows for column in self.columns
+        }
+
+    @property
+    def anchor(self) -> str:
+        return anchor(self.what)
+
+    def earlier(self, page: str = "") -> str:
+        """A link to earlier, smaller runs on a page; empty if there are none."""
+        heading = self.plain.get("earlier")
+        return f"; [smaller runs]({page}#{anchor(heading)})" if heading else ""
+
+    @property
+    def metric(self) -> str:
+        return str(self.runs[0].scores[0].get("metric", "accuracy")) if self.runs else "accuracy"
+
+    def _cell(self, row: Mapping[str, Any], column: Mapping[str, Any]) -> Cell:
+        where = {**row.get("where", {}), **column.get("where", {})}
+        runs = [run for run in self.runs if run.fits(where)]
+        measure = column.get("measure", self.plain.get("measure", "global.test"))
+        scores = {run.seed: self._statistic(run.curve(measure)) for run in runs}
+        return Cell({seed: score for seed, score in sorted(scores.items()) if score is not None}, runs)
+
+    def _statistic(self, curve: Sequence[tuple[int, float]]) -> float | None:
+        scores = [score for index, score in curve if index and (not self.rounds or index <= self.rounds)]
+        if not scores:
+            return None
+        kind = self.plain.get("statistic", f"mean of the last {LAST}")
+        if kind == "best":
+            return max(scores)
+        return scores[-1] if kind == "last" else statistics.fmean(scores[-LAST:])
+
+    def format(self, score: float | None) -> str:
+        if score is None:
+            return ""
+        return f"{100 * score:.1f}" if self.metric in PERCENT else f"{score:.3f}"
+
+    def differences(self, better: str, worse: str) -> dict[int, float]:
+        """By how much one row is above another, for each seed that both have, after equally many rounds."""
+        column = self.columns[0]
+        measure = column.get("measure", self.plain.get("measure", "global.test"))
+        above, below = (
+            {run.seed: run.curve(measure) for run in self.cells[name, column["name"]].runs} for name in (better, worse)
+        )
+        found = {}
+        for seed in sorted(above.keys() & below.keys()):
+            end = min(curve[-1][0] if curve else 0 for curve in (above[seed], below[seed]))
+            one, other = (
+                self._statistic([point for point in curve if point[0] <= end]) for curve in (above[seed], below[seed])
+            )
+            if one is not None and other is not None:
+                found[seed] = one - other
+        return found
+
+    def missing(self) -> list[str]:
+        """What keeps the verdict open, for the rows that the claim compares."""
+        found = []
+        for name in dict.fromkeys(name for pair in self.plain.get("order", []) for name in pair):
+            runs = self.cells[name, self.columns[0]["name"]].runs
+            done = [run for run in runs if run.rounds >= self.rounds]
+            if not runs:
+                found.append(f"{name} was not run")
+            elif not done:
+                found.append(f"{name} is at round {max(run.rounds for run in runs):,} of {self.rounds:,}")
+            elif len(done) < self.seeds:
+                found.append(f"{name} has {len(done)} of {self.seeds} seeds")
+        return found
+
+    @property
+    def verdict(self) -> str:
+        """reproduced, not reproduced, open or not run; it follows from the scores."""
+        if not any(cell.by_seed for cell in self.cells.values()):
+            return "not run"
+        order = self.plain.get("order", [])
+        if not order or self.missing():
+            return "open"
+        found = [self.differences(*pair).values() for pair in order]
+        if all(difference > 0 for each in found for difference in each):
+            return "reproduced"
+        return "not reproduced" if any(all(one < 0 for one in each) for each in found) else "open"
+
+    @property
+    def seen(self) -> str:
+        """What the runs show, in one line."""
+        if self.verdict == "not run":
+            minutes = self.plain.get("minutes")
+            cost = f"; about {minutes} minutes of one H200" if minutes else ""
+            return f"`{self.plain['recipe']}`{cost}" if self.plain.get("recipe") else str(self.plain["why"])
+        parts = []
+        for better, worse in self.plain.get("order", []):
+            scale = 100 if self.metric in PERCENT else 1
+            found = self.differences(better, worse)
+            shown = ", ".join(f"{scale * value:+.{1 if scale == 100 else 3}f}" for value in found.values())
+            if shown:
+                parts.append(f"{better} minus {worse}: {shown}")
+        return "; ".join([*parts, *self.missing()])
+
+
+def page(claims: Sequence[Claim], archives: Mapping[str, Mapping[str, Any]], words: str, charts: dict[str, str]) -> str:
+    """The page of one paper; charts are added to `charts` by file name."""
+    return words.replace("{claims}\n", "\n".join(_section(claim, archives, charts) for claim in claims))
+
+
+def _section(claim: Claim, archives: Mapping[str, Mapping[str, Any]], charts: dict[str, str]) -> str:
+    parts = [f"## {claim.what}", f"The paper: {claim.says}."]
+    if claim.verdict == "not run":
+        parts.append(f"**Not run**: {claim.seen}{claim.earlier()}.")
+    else:
+        parts += ["\n".join(_table(claim)), _origin(claim, archives)]
+        if claim.plain.get("order"):
+            parts.insert(-1, f"**{claim.verdict.capitalize()}.** {claim.seen}.")
+        if drawn := chart(claim):
+            name = f"{claim.paper}-{claim.anchor}.svg"
+            charts[name] = drawn
+            parts.append(f"![Learning curves]({name})")
+    if because := str(claim.plain.get("because", "")).strip():
+        parts.append(because)
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(claim: Claim) -> Iterable[str]:
+    heads = [column["name"] for column in claim.columns]
+    with_paper = any("paper" in row for row in claim.rows)
+    yield "| | " + " | ".join([*["the paper"] * with_paper, *heads, "seeds", "rounds", "rate", "settings"]) + " |"
+    yield "|---" * (len(heads) + with_paper + 5) + "|"
+    for row in claim.rows:
+        cells = [claim.cells[row["name"], head] for head in heads]
+        runs = {id(run): run for cell in cells for run in cell.runs}.values()
+        if not runs and "paper" not in row:
+            continue
+        scores = [_scores(claim, cell) for cell in cells]
+        yield (
+            "| "
+            + " | ".join(
+                [
+                    row["name"],
+                    *[_paper(row)] * with_paper,
+                    *scores,
+                    _list(run.seed for run in runs),
+                    _list(run.rounds for run in runs),
+                    _list(dig(run.settings, "local.lr") for run in runs) if len(heads) == 1 else "",
+                    ", ".join(f"`{mark}`" for mark in dict.fromkeys(run.mark for run in runs)) if len(runs) < 4 else "",
+                ]
+            )
+            + " |"
+        )
+
+
+def _paper(row: Mapping[str, Any]) -> str:
+    found = row.get("paper", "")
+    return " / ".join(map(str, found)) if isinstance(found, list) else str(found)
+
+
+def _scores(claim: Claim, cell: Cell) -> str:
+    values = list(cell.by_seed.values())
+    if len(values) < 2:
+        return claim.format(cell.mean)
+    spread = claim.format(statistics.stdev(values))
+    return f"{claim.format(cell.mean)} ± {spread} ({', '.join(map(claim.format, values))})"
+
+
+def _list(values: Iterable[Any]) -> str:
+    found = sorted({value for value in values if value is not None})
+    return ", ".join(f"{value:,}" if isinstance(value, int) else f"{value:g}" for value in found)
+
+
+def _origin(claim: Claim, archives: Mapping[str, Mapping[str, Any]]) -> str:
+    """Where the figures come from."""
+    name, statistic = claim.plain["archive"], claim.plain.get("statistic", f"mean of the last {LAST}")
+    about = archives[name]
+    scored = {"best": "the best scoring", "last": "the last scoring"}.get(statistic, f"the {statistic} scorings")
+    rows = [f"{row['name']} with `{' '.join(row['set'])}`" for row in claim.rows if row.get("set")]
+    also = f" ({'; '.join(rows)})" if rows else ""
+    return (
+        f"Each figure is {scored} of a run ({claim.metric}). Command: `{claim.plain['command']}`{also}. "
+        f"Commit {about['commit']}; {about['hardware']}. Run folders: `results/{name}`."
+    )
+
+
+def chart(claim: Claim) -> str:
+    """Learning curves as SVG: the mean over seeds of each row; empty if the claim has several columns."""
+    if len(claim.columns) > 1:
+        return ""
+    measure, first = claim.plain.get("measure", "global.test"), claim.columns[0]["name"]
+    lines = {row["name"]: _mean_curve(claim.cells[row["name"], first].runs, measure) for row in claim.rows}
+    lines = {name: line for name, line in lines.items() if len(line) > 1}
+    if not lines:
+        return ""
+    end = max(line[-1][0] for line in lines.values())
+    low = min(score for line in lines.values() for _, score in line)
+    high = max(score for line in lines.values() for _, score in line)
+    right, floor = WIDTH - LABELS, HEIGHT - BOTTOM
+
+    def place(index: float, score: float) -> str:
+        x = LEFT + (right - LEFT) * index / end
+        return f"{x:.1f},{floor - (floor - 12) * (score - low) / ((high - low) or 1):.1f}"
+
+    out = io.StringIO()
+    out.write(f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" ')
+    out.write(f'font-size="12"><rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>\n')
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        score = low + share * (high - low)
+        x, y = place(0, score).split(",")
+        out.write(f'<path d="M{x} {y}H{right}" stroke="#ddd"/>')
+        out.write(f'<text x="{LEFT - 6}" y="{float(y) + 4:.1f}" text-anchor="end">{claim.format(score)}</text>\n')
+    for share in (0.0, 0.5, 1.0):
+        index = round(share * end)
+        x = place(index, low).split(",")[0]
+        out.write(f'<text x="{x}" y="{HEIGHT - 8}" text-anchor="middle">{index:,}</text>\n')
+    ordered = sorted(lines.items(), key=lambda item: -item[1][-1][1])
+    for number, (name, line) in enumerate(ordered):
+        colour = COLOURS[list(lines).index(name) % len(COLOURS)]
+        points = " ".join(place(*point) for point in line)
+        out.write(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.8"/>\n')
+        out.write(f'<text x="{right + 10}" y="{24 + 18 * number}" fill="{colour}">{name}</text>\n')
+    out.write(f'<text x="{right + 10}" y="{HEIGHT - 8}" fill="#666">rounds</text></svg>\n')
+    return out.getvalue()
+
+
+def _mean_curve(runs: Sequence[Run], measure: str) -> list[tuple[int, float]]:
+    """The mean over runs, at the rounds that all of them have."""
+    curves = [dict(run.curve(measure)) for run in runs]
+    shared = sorted(set.intersection(*map(set, curves))) if curves else []
+    return [(index, statistics.fmean(curve[index] for curve in curves)) for index in shared]
+
+
+def board(claims: Sequence[Claim], papers: Mapping[str, Mapping[str, Any]], words: str) -> str:
+    """The front page: one line for every table and figure of the papers."""
+    lines = ["| paper | table or figure | claim | verdict | seen |", "|---|---|---|---|---|"]
+    for claim in claims:
+        link = f"[{claim.what}](results/{claim.paper}.md#{claim.anchor})"
+        earlier = claim.earlier(f"results/{claim.paper}.md")
+        verdict = f"**{claim.verdict}**" if claim.verdict != "not run" else claim.verdict
+        lines.append(f"| {papers[claim.paper]['name']} | {link} | {claim.says} | {verdict} | {claim.seen}{earlier} |")
+    counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in VERDICTS}
+    total = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    return words.replace("{board}\n", "\n".join([f"{len(claims)} tables and figures: {total}.", "", *lines, ""]))
+
+
+VERDICTS = ("reproduced", "not reproduced", "open", "not run")
+
+
+def make(folder: Path = HERE) -> dict[str, str]:
+    """Every page and chart, by its path under docs/."""
+    plain = tomllib.loads((folder / "board.toml").read_text())
+    papers = {paper["id"]: paper for paper in plain["paper"]}
+    archives = {archive["name"]: archive for archive in plain.get("archive", [])}
+    claims = [Claim(each, folder) for each in plain["claim"]]
+    pages, charts = {}, dict[str, str]()
+    for id in papers:
+        words = (folder / "pages" / f"{id}.md").read_text()
+        pages[f"results/{id}.md"] = page([claim for claim in claims if claim.paper == id], archives, words, charts)
+    listed = [claim for claim in claims if not claim.plain.get("supporting")]
+    front = board(listed, papers, (folder / "pages" / "board.md").read_text())
+    return {"results.md": front, **pages, **{f"results/{name}": text for name, text in charts.items()}}
+
+
+def keep(folders: Sequence[Path], archive: Path) -> None:
+    """Packs run folders into an archive: settings, manifest and scores alone, without what names the machine."""
+    with tarfile.open(archive, "w:gz", compresslevel=9) as out:
+        for folder in sorted(folders):
+            manifest = json.loads((folder / "manifest.json").read_text())
+            for name in ("host", "pid"):
+                manifest.pop(name, None)
+            if "run" in manifest.get("result", {}):
+                manifest["result"]["run"] = folder.name
+            settings = (folder / "settings.toml").read_text()
+            path = str(dig(tomllib.loads(settings), "data.path") or "")
+            if path.startswith("/"):
+                settings = settings.replace(f'"{path}"', f'"{Path(path).name}"')
+            files = {
+                "manifest.json": json.dumps(manifest, indent=2) + "\n",
+                "settings.toml": settings,
+                "scores.jsonl": (folder / "scores.jsonl").read_text(),
+            }
+            for name, text in files.items():
+                member = tarfile.TarInfo(f"{folder.name}/{name}")
+                member.size = len(text.encode())
+                out.addfile(member, io.BytesIO(text.encode()))
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--to", type=Path, default=HERE.parent / "docs", help="the folder of the pages")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page would change")
+    parser.add_argument("--keep", type=Path, metavar="ARCHIVE", help="instead: pack run folders into this archive")
+    parser.add_argument("folders", type=Path, nargs="*", help="run folders to keep")
+    asked = parser.parse_args(arguments)
+    if asked.keep:
+        keep(asked.folders, asked.keep)
+        return 0
+    pages = make()
+    old = {name for name in pages if (path := asked.to / name).exists() and path.read_text() == pages[name]}
+    if asked.check:
+        for name in sorted(pages.keys() - old):
+            print(f"{asked.to / name} is not what `python results/board.py` writes")
+        return int(old != pages.keys())
+    for name in pages:
+        (asked.to / name).parent.mkdir(parents=True, exist_ok=True)
+        (asked.to / name).write_text(pages[name])
+    print(f"{len(pages)} files under {asked.to}, {len(pages.keys() - old)} of them changed")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
