@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import math
 import statistics
 import sys
 import tarfile
@@ -332,8 +333,9 @@ def chart(claim: Claim) -> str:
     if not lines:
         return ""
     end = max(line[-1][0] for line in lines.values())
-    low = min(score for line in lines.values() for _, score in line)
-    high = max(score for line in lines.values() for _, score in line)
+    scores = [score for line in lines.values() for _, score in line]
+    step = next(step for step in (0.01, 0.02, 0.05, 0.1, 0.2, 1e9) if max(scores) - min(scores) <= 6 * step)
+    low, high = step * math.floor(min(scores) / step), step * math.ceil(max(scores) / step)
     right, floor = WIDTH - LABELS, HEIGHT - BOTTOM
 
     def place(index: float, score: float) -> str:
@@ -343,8 +345,8 @@ def chart(claim: Claim) -> str:
     out = io.StringIO()
     out.write(f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" ')
     out.write(f'font-size="12"><rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>\n')
-    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        score = low + share * (high - low)
+    for number in range(round((high - low) / step) + 1):
+        score = low + number * step
         x, y = place(0, score).split(",")
         out.write(f'<path d="M{x} {y}H{right}" stroke="#ddd"/>')
         out.write(f'<text x="{LEFT - 6}" y="{float(y) + 4:.1f}" text-anchor="end">{claim.format(score)}</text>\n')
@@ -358,7 +360,7 @@ def chart(claim: Claim) -> str:
         points = " ".join(place(*point) for point in line)
         out.write(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.8"/>\n')
         out.write(f'<text x="{right + 10}" y="{24 + 18 * number}" fill="{colour}">{name}</text>\n')
-    out.write(f'<text x="{right + 10}" y="{HEIGHT - 8}" fill="#666">rounds</text></svg>\n')
+    out.write(f'<text x="{right + 28}" y="{HEIGHT - 8}" fill="#666">rounds</text></svg>\n')
     return out.getvalue()
 
 
