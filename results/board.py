@@ -317,9 +317,11 @@ def _origin(claim: Claim, archives: Mapping[str, Mapping[str, Any]]) -> str:
     scored = {"best": "the best scoring", "last": "the last scoring"}.get(statistic, f"the {statistic} scorings")
     rows = [f"{row['name']} with `{' '.join(row['set'])}`" for row in claim.rows if row.get("set")]
     also = f" ({'; '.join(rows)})" if rows else ""
+    codes = dict.fromkeys(str(run.manifest["code"]) for run in claim.runs if "code" in run.manifest)
+    code = f" (code {', '.join(f'`{one}`' for one in codes)})" if codes else ""
     return (
         f"Each figure is {scored} of a run ({claim.metric}). Command: `{claim.plain['command']}`{also}. "
-        f"Commit {about['commit']}; {about['hardware']}. Run folders: `results/{name}`."
+        f"Commit {about['commit']}{code}; {about['hardware']}. Run folders: `results/{name}`."
     )
 
 

@@ -1,7 +1,11 @@
+import hashlib
+from pathlib import Path
+
 import pytest
 import torch
 from tiny_runs import Listener, StopsAfter, cohorts, tiny
 
+import potluck
 from potluck.core import SettingsError
 from potluck.ledger import read_run
 from potluck.run import Interrupted, assemble, compare, run
@@ -151,6 +155,14 @@ def test_a_method_that_would_run_nowhere_is_refused_and_so_is_a_variant_that_is_
 def test_the_manifest_calls_a_method_as_its_paper_does(tmp_path):
     found = run(tiny(rounds=0, method={"name": "dsfl", "aggregate": "sa"}, data={"public": 9}), tmp_path / "run")
     assert read_run(found.folder).manifest["label"] == "DS-FL (aggregate=sa)"
+
+
+def test_the_manifest_names_the_code_that_ran(compared):
+    _, results = compared
+    total = hashlib.sha256()
+    for path in sorted(Path(potluck.__file__).parent.rglob("*.py")):
+        total.update(path.relative_to(Path(potluck.__file__).parent).as_posix().encode() + b"\0" + path.read_bytes())
+    assert {read_run(result.folder).manifest["code"] for result in results} == {total.hexdigest()[:12]}
 
 
 def test_the_manifest_holds_what_the_method_declares(compared):

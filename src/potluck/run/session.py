@@ -14,6 +14,7 @@ import socket
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
     counts = setup.population.counts()
     return {
         "potluck": version("potluck"),
+        "code": code_checksum(),
         "name": experiment.name,
         "method": str(experiment.method.get("name")),
         "label": label(setup.context.method),
@@ -217,6 +219,15 @@ def manifest(setup: Setup) -> dict[str, Any]:
             for tier in zoo.tiers
         ],
     }
+
+
+@cache
+def code_checksum() -> str:
+    """A checksum of the package's source: equal for equal code, from a checkout or installed."""
+    total, package = hashlib.sha256(), Path(__file__).parents[1]
+    for path in sorted(package.rglob("*.py")):
+        total.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
+    return total.hexdigest()[:12]
 
 
 def mark(setup: Setup) -> str:
