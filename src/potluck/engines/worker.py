@@ -145,7 +145,8 @@ class NetworkSlot:
         self.spec, self.net = spec, net
         self.tensors = dict(net.state_dict(keep_vars=True))
         self.buffer, self.layout = _move_into_buffer(self.tensors, channels_last)
-        self._others = self.tensors.keys() - self.layout.views.keys()
+        # A list, not a set: its order reaches the bytes of memories, and must be the same in every process.
+        self._others = [name for name in self.tensors if name not in self.layout.views]
         self.weights = trainable_weights(net)
         # Whether training draws from torch's global generator.
         self.noisy = any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in net.modules())

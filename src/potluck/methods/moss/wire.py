@@ -120,7 +120,7 @@ class TransferBatch:
         if terms != "features":
             total = total + cross_entropy(logits, self.labels, self.teacher_logits)
         if terms != "labels" and self.matching is not None and self.targets is not None:
-            transforms = {name.removeprefix(TRANSFORM): weights[name] for name in weights.keys() - own.keys()}
+            transforms = {name.removeprefix(TRANSFORM): tensor for name, tensor in weights.items() if name not in own}
             total = total + self.beta * self.matching.loss(meta, transforms, self.targets, maps)
         return total
 
