@@ -3,8 +3,8 @@
 Each tier trains a sub-model with its share of the units of every axis group. Sub-models are cut out of the server's
 model and averaged back entry by entry; all clients have the same weight. As in HeteroFL (Diao et al., ICLR 2021), a
 scaler divides the activations of a narrow layer by its width in training, and labels are masked. For static batch norm,
-the FedRolex code scores with the test batch's own statistics and does not ask clients for them
-(``bn_eval = "batch"``).
+HeteroFL's code gathers statistics over the whole training set (``bn_eval = "everyone"``); FedRolex's code scores with
+the test batch's own (``bn_eval = "batch"``).
 """
 
 from __future__ import annotations
