@@ -29,6 +29,15 @@ def test_an_experiment_has_valid_settings(path):
     assert read_experiment(path).rounds > 0
 
 
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_an_experiment_with_static_norms_says_whose_statistics_score_them(path):
+    found = read_experiment(path)
+    if found.model.get("norm") == "static":
+        listed = [found.method, *found.compare.methods]
+        assert all(isinstance(one, dict) and "bn_eval" in one for one in listed)
+        assert "Static batch norm is scored with" in path.read_text("utf-8").replace("\n# ", " ")
+
+
 def test_the_built_in_experiment_is_the_first_one_in_the_folder():
     assert read_experiment(None) == read_experiment(ROOT / "experiments" / "digits.toml")
 
