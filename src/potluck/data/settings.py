@@ -79,8 +79,9 @@ class Data:
     metric: Literal["auto", "accuracy", "f1", "matthews"] = "auto"
     """The score of a run. auto: accuracy; F1 of entities for tags, Pearson's correlation for numbers. f1: of
     class 1 if there are two classes, else the mean over classes."""
-    augment: Literal["none", "crop_flip"] = "none"
-    """crop_flip: at every training step, images are shifted by up to four pixels and half of them mirrored."""
+    augment: Literal["none", "crop_flip", "crop_flip_cutout"] = "none"
+    """crop_flip: at every training step, images are shifted by up to four pixels and half of them mirrored.
+    crop_flip_cutout: then a square of 16x16 pixels, clipped at the border, is zero after scaling (Cutout)."""
     clients: int = 50
     """The number of clients; for the partition "user" the largest number."""
     partition: Literal["iid", "labels", "dirichlet", "user", "groups"] = "iid"
