@@ -160,6 +160,8 @@ class Federation:
             return partition.partition_by_labels(pool, data.clients, data.labels, data.samples, rng)
         if data.samples is not None:
             return partition.partition_by_client_dirichlet(pool, data.clients, data.alpha, data.samples, rng)
+        if data.balance:
+            return partition.partition_balanced(pool, data.clients, data.alpha, rng)
         return partition.partition_by_class_dirichlet(pool, data.clients, data.alpha, rng)
 
     def _make_shard(self, index: int) -> ClientShard:
