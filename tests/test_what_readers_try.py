@@ -26,7 +26,9 @@ def test_an_example_is_short_and_runs(path, tmp_path):
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_an_experiment_has_valid_settings(path):
-    assert read_experiment(path).rounds > 0
+    found = read_experiment(path)
+    assert found.rounds > 0
+    assert f'\nname = "{found.name}"\n' in path.read_text("utf-8"), "its settings are not read"
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: f"{path.parent.name}/{path.stem}")

@@ -175,7 +175,9 @@ def test_balanced_shards_differ_but_a_client_with_its_equal_share_gets_no_furthe
     assert overfull[False] > 0
 
 
-@pytest.mark.parametrize(("clients", "alpha", "said"), [(101, 1.0, "10 rows for each of 101"), (60, 1e-6, "1000 tries")])
+@pytest.mark.parametrize(
+    ("clients", "alpha", "said"), [(101, 1.0, "10 rows for each of 101"), (60, 1e-6, "1000 tries")]
+)
 def test_balanced_shards_that_cannot_be_are_refused(clients: int, alpha: float, said: str) -> None:
     data = Data(clients=clients, partition="dirichlet", alpha=alpha, balance=True, test=0.0, validation=0.0)
     with pytest.raises(SettingsError, match=rf"data\.balance .*{said}"):

@@ -229,7 +229,7 @@ def test_a_tier_that_only_answers_for_statistics_is_missed_too(tmp_path, watch):
     tiers = [{"name": "small", "share": 7, "width": 0.5}, {"name": "large", "share": 1, "width": 1.0}]
     method, model = {"name": "heterofl", "bn_eval": "everyone"}, {"name": "mlp", "hidden": 8, "norm": "static"}
     wanted = [tiny(seed=seed, cohort=1, tier=tiers, method=method, model=model) for seed in range(20)]
-    weak = next(one for one in wanted if all("c7" != assemble(one).cohort(index)[0].id for index in range(3)))
+    weak = next(one for one in wanted if all(assemble(one).cohort(index)[0].id != "c7" for index in range(3)))
     run(weak, tmp_path / "run", watch=watch)
     assert [text[:39] for text in watch.warnings] == ["round 3: nothing from tier 'large' for "]
 

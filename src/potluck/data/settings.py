@@ -95,8 +95,8 @@ class Data:
     alpha: float = 0.5
     """Concentration, for the partition "dirichlet": small values give skewed mixes, large values even ones."""
     balance: bool = False
-    """For the partition "dirichlet" without data.samples: a client that has its equal share of all rows gets none of the
-    classes still to be divided, and everyone has at least 10 rows. Shards still differ in size."""
+    """For the partition "dirichlet" without data.samples: a client that has its equal share of all rows gets none of
+    the classes still to be divided, and everyone has at least 10 rows. Shards still differ in size."""
     samples: int | None = None
     """Training rows per client. None: the training data is divided among the clients, or 20 each if there are more
     clients than rows. If clients * samples exceeds the data, each client draws its rows with replacement."""
