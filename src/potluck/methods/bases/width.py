@@ -24,8 +24,10 @@ from potluck.parts import WHOLE, Choose, Part, part
 class WidthTiers(Averaging):
     """Clients train narrow sub-models of one server model, which may be wider than any of them."""
 
-    weighting: Literal["uniform", "width", "samples"] = "uniform"  # type: ignore[assignment]
-    """A client's weight in the mean: the same for all; its number of units in a layer; its number of samples."""
+    weighting: Literal["uniform", "width", "samples", "updates", "updates_width"] = "uniform"  # type: ignore[assignment]
+    """A client's weight in the mean: the same for all; its number of units in a layer; its number of samples. "updates"
+    and "updates_width" are FedRolex's other two: the same as "uniform" and "width", because the number of times that an
+    entry was updated is the same for all clients, so it cancels."""
     label_mask: bool = True
     rounding: Literal["ceil", "floor"] = "ceil"
     """How a share of a group's units is rounded: every released code rounds up, the FedRolex paper rounds down."""
@@ -70,7 +72,7 @@ class WidthTiers(Averaging):
         return zoo.scaled(spec, float(width))
 
     def weigh(self, reply: Reply, zoo: Zoo) -> Weight:
-        if self.weighting != "width":
+        if self.weighting not in ("width", "updates_width"):
             return super().weigh(reply, zoo)
         arrays = reply.models["model"].arrays
         units = {name: float(tensor.shape[0]) if tensor.dim() else 1.0 for name, tensor in arrays.items()}
