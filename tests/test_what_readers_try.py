@@ -26,7 +26,18 @@ def test_an_example_is_short_and_runs(path, tmp_path):
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_an_experiment_has_valid_settings(path):
-    assert read_experiment(path).rounds > 0
+    found = read_experiment(path)
+    assert found.rounds > 0
+    assert f'\nname = "{found.name}"\n' in path.read_text("utf-8"), "its settings are not read"
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_an_experiment_with_static_norms_says_whose_statistics_score_them(path):
+    found = read_experiment(path)
+    if found.model.get("norm") == "static":
+        listed = [found.method, *found.compare.methods]
+        assert all(isinstance(one, dict) and "bn_eval" in one for one in listed)
+        assert "Static batch norm is scored with" in path.read_text("utf-8").replace("\n# ", " ")
 
 
 def test_the_built_in_experiment_is_the_first_one_in_the_folder():

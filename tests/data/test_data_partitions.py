@@ -41,6 +41,7 @@ ALL = [
     Data(clients=20, partition="labels", labels=3, samples=8),
     Data(clients=20, partition="dirichlet", alpha=0.1),
     Data(clients=20, partition="dirichlet", alpha=0.1, samples=25),
+    Data(clients=20, partition="dirichlet", alpha=0.3, balance=True),
     Data(clients=7, partition="user"),
     Data(clients=1000),
     Data(clients=1000, partition="labels", samples=5),
@@ -155,6 +156,32 @@ def test_a_small_alpha_gives_clients_one_label_and_a_large_one_the_whole_mix() -
     assert holders == dict.fromkeys(range(10), 1)
     even = Federation(numbered(), Data(clients=10, partition="dirichlet", alpha=1e6), 0)
     assert all(set(mix(even.shard(index).train).values()) <= {6, 7, 8} for index in range(10))
+
+
+def test_balanced_shards_differ_but_a_client_with_its_equal_share_gets_no_further_class() -> None:
+    settings = {"clients": 10, "partition": "dirichlet", "alpha": 0.3, "test": 0.0, "validation": 0.0}
+    overfull = {True: 0, False: 0}
+    for balance in overfull:
+        federation = Federation(numbered(), Data(**settings, balance=balance), 0)
+        shards = [mix(federation.shard(index).train) for index in range(10)]
+        assert sum(sum(shard.values()) for shard in shards) == 1000
+        assert len({sum(shard.values()) for shard in shards}) > 5
+        for shard in shards:
+            *earlier, _last = [shard[label] for label in sorted(shard)]
+            overfull[balance] += sum(earlier) >= 100  # 1000 rows, 10 clients
+        if balance:
+            assert min(sum(shard.values()) for shard in shards) >= 10
+    assert overfull[True] == 0
+    assert overfull[False] > 0
+
+
+@pytest.mark.parametrize(
+    ("clients", "alpha", "said"), [(101, 1.0, "10 rows for each of 101"), (60, 1e-6, "1000 tries")]
+)
+def test_balanced_shards_that_cannot_be_are_refused(clients: int, alpha: float, said: str) -> None:
+    data = Data(clients=clients, partition="dirichlet", alpha=alpha, balance=True, test=0.0, validation=0.0)
+    with pytest.raises(SettingsError, match=rf"data\.balance .*{said}"):
+        Federation(numbered(classes=2), data, 0)
 
 
 def test_dirichlet_with_samples_gives_every_client_as_many_in_a_mix_of_its_own() -> None:

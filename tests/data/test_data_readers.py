@@ -58,6 +58,19 @@ def test_idx_images_gain_a_channel_and_become_floats_from_0_to_1(tmp_path: Path,
     assert (source.classes, source.shape) == (2, (1, 2, 3))
 
 
+def test_idx_images_of_28x28_can_be_read_at_32x32(tmp_path: Path) -> None:
+    image = bytes(8 * column for _ in range(28) for column in range(28))
+    for side in ("train", "t10k"):
+        (tmp_path / f"{side}-images-idx3-ubyte").write_bytes(idx((2, 28, 28), image * 2))
+        (tmp_path / f"{side}-labels-idx1-ubyte").write_bytes(idx((2,), bytes((1, 0))))
+    source = load(Data("idx", str(tmp_path), size=(1, 32, 32)))
+    assert source.test is not None
+    # Column c is taken at (c + 1/2) * 28 / 32 - 1/2, where the image holds 8 times that: 7c - 1/2, to an even number.
+    expected = [0, *(round(7 * column - 0.5) for column in range(1, 31)), 216]
+    for examples in (source.train, source.test):
+        assert examples.columns["x"].tolist() == [[[expected] * 32]] * 2
+
+
 @pytest.mark.parametrize("inside", [False, True])
 def test_cifar_is_found_in_the_folder_or_in_its_parent_and_stays_bytes(tmp_path: Path, inside: bool) -> None:
     folder = tmp_path / "cifar-10-batches-bin"

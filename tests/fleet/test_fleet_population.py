@@ -112,6 +112,12 @@ def test_unavailable_clients_are_passed_over_and_the_cohort_filled_with_others()
     assert ids(some, 0, 100) != ids(some, 1, 100)
 
 
+def test_everyone_is_who_is_available_one_by_one_in_order() -> None:
+    some = population(availability=0.5)
+    assert [client.id for client in some.everyone(0)] == ids(some, 0, 100)
+    assert [client.id for client in islice(population(1_000_000).everyone(0), 2)] == ["c0", "c1"]
+
+
 def test_a_round_in_which_nobody_is_available_has_an_empty_cohort() -> None:
     assert population(50, availability=1e-9).cohort(0, 10) == []
 

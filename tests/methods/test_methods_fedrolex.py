@@ -4,10 +4,11 @@ import pytest
 import torch
 from width_rounds import client, now, zoo
 
-from potluck.core import Axis, Model, Reply, Spec, stream
+from potluck.core import Axis, Local, Model, Reply, Spec, stream
 from potluck.methods import FedRolex
 from potluck.methods.fedrolex import window
-from potluck.parts import part
+from potluck.parts import OverlapMean, part
+from potluck.run import config
 
 
 def test_the_window_rolls_forward_and_wraps():
@@ -44,3 +45,26 @@ def test_weighting_by_width_counts_a_layers_units():
     weights = method.weigh(Reply(models={"model": Model(spec, arrays)}), networks)
     assert (weights["body.0.linear.weight"], weights["head.weight"]) == (3, 3)
     assert weights["stem.linear.bias"] == 3
+
+
+@pytest.mark.parametrize(
+    ("weighting", "expected"),
+    [("updates", [5.0, 4.0, 10.0, 3.0, 4.0]), ("updates_width", [33 / 7, 4.0, 10.0, 19 / 7, 26 / 7])],
+)
+def test_counters_of_updates_cancel_in_the_mean(weighting, expected):
+    """Five units, round 3: a client with four of them sends 1, 2, 3, 4 for its biases, one with three 5, 6, 7."""
+    networks = zoo(0.6, 0.8, hidden=5, depth=1)
+    method = config.method({"name": "fedrolex", "weighting": weighting, "label_mask": False}, Local())
+    old = {name: torch.full_like(t, 10.0) for name, t in networks.fresh(networks.full, stream(0)).arrays.items()}
+    mean, updates = OverlapMean(old), torch.tensor([7.0, 2.0, 9.0, 4.0, 1.0])  # so often each unit was updated before
+    total, counted = torch.zeros(5), torch.zeros(5)
+    for tier, sent, units in ((1, [1.0, 2.0, 3.0, 4.0], [3, 4, 0, 1]), (0, [5.0, 6.0, 7.0], [3, 4, 0])):
+        spec, held = method.assign(client(networks, tier), now(networks, 3))
+        arrays = {**held.take(old), "stem.linear.bias": torch.tensor(sent)}
+        mean.add(arrays, held, method.weigh(Reply(models={"model": Model(spec, arrays)}, weight=99.0), networks))
+        weights = updates[units] * (len(units) if weighting == "updates_width" else 1)
+        total[units] += weights * torch.tensor(sent)
+        counted[units] += weights
+    by_counters = torch.where(counted > 0, total / counted, 10.0)
+    assert by_counters.tolist() == pytest.approx(expected)
+    assert mean.value()["stem.linear.bias"].tolist() == pytest.approx(expected)

@@ -13,7 +13,7 @@ from potluck.ledger import DamagedRecord, read_run
 from potluck.models import ModelZoo, make_spec
 from potluck.report import read_record, write_report
 from potluck.run import resume, run
-from potluck.run.similarity import cka, plane, stage_features, stages
+from potluck.run.similarity import cka, neighbours, plane, stage_features, stages
 
 
 def test_cka_is_one_for_turned_and_stretched_features_and_zero_for_unrelated_ones():
@@ -34,6 +34,16 @@ def test_the_plane_of_points_on_a_line_is_that_line():
     alone, _ = plane(torch.tensor([[2.0], [4.0]]))
     torch.testing.assert_close(alone, torch.tensor([[-1.0, 0.0], [1.0, 0.0]]).double())
     assert plane(torch.ones(3, 4))[1] == [0.0, 0.0]
+
+
+def test_t_sne_keeps_neighbours_together_and_repeats_with_its_seed():
+    groups = torch.cat([torch.randn(20, 8, generator=stream(0, "x")) + 50 * place for place in range(3)])
+    points = neighbours(groups, 0)
+    assert points.shape == (60, 2)
+    assert torch.equal(points, neighbours(groups, 0))
+    near = torch.cdist(points, points).fill_diagonal_(math.inf).argmin(1)
+    assert torch.equal(near // 20, torch.arange(60) // 20)
+    assert neighbours(groups[:2], 0).isfinite().all()
 
 
 def test_stages_are_stem_what_the_body_is_made_of_and_body_or_a_network_s_own_parts():
@@ -112,6 +122,17 @@ def test_looking_changes_no_result_and_a_resumed_run_looks_again(tmp_path):
     after = read_run(tmp_path / "run").features()
     assert (before["round"], after["round"]) == (3, 4)
     assert before["labels"] == after["labels"]
+
+
+def test_features_can_be_drawn_by_t_sne(tmp_path):
+    data = {"clients": 8, "test": 0.05}
+    run(tiny(score={"features": True, "plane": "tsne"}, rounds=1, data=data), tmp_path / "run")
+    found = read_run(tmp_path / "run").features()
+    assert (found["plane"], found["rows"]) == ("tsne", 90)
+    assert [(len(plane["points"]), plane["shares"]) for plane in found["planes"]] == [(90, [])] * 2
+    page = write_report([tmp_path / "run"], tmp_path / "report.html").read_text()
+    assert "Features (t-SNE)" in page
+    assert "principal component" not in page
 
 
 def test_heads_that_clients_keep_are_not_missed(tmp_path):

@@ -225,6 +225,24 @@ def test_three_rounds_without_the_largest_tier_warn_and_leave_its_own_entries_as
     assert [event["text"] for event in events(found.folder, "warning")] == watch.warnings
 
 
+def test_a_tier_that_only_answers_for_statistics_is_missed_too(tmp_path, watch):
+    tiers = [{"name": "small", "share": 7, "width": 0.5}, {"name": "large", "share": 1, "width": 1.0}]
+    method, model = {"name": "heterofl", "bn_eval": "everyone"}, {"name": "mlp", "hidden": 8, "norm": "static"}
+    wanted = [tiny(seed=seed, cohort=1, tier=tiers, method=method, model=model) for seed in range(20)]
+    weak = next(one for one in wanted if all(assemble(one).cohort(index)[0].id != "c7" for index in range(3)))
+    run(weak, tmp_path / "run", watch=watch)
+    assert [text[:39] for text in watch.warnings] == ["round 3: nothing from tier 'large' for "]
+
+
+def test_a_client_that_the_method_recruits_is_priced_as_what_it_is(tmp_path):
+    tiers = [{"name": "small", "share": 7, "depth": 1}, {"name": "large", "share": 1, "profile": "tv"}]
+    method = {"name": "exclusivefl", "sampling": "eligible"}
+    found = run(tiny(rounds=1, cohort=1, tier=tiers, method=method), tmp_path / "run")
+    (task,) = [event for event in events(found.folder, "task") if event["verb"] == "train"]
+    assert "c7" not in [client.id for client in assemble(tiny(cohort=1, tier=tiers)).cohort(0)]
+    assert (task["client"], task["tier"]) == ("c7", "large")
+
+
 def test_no_warning_where_the_absent_tier_would_add_nothing(tmp_path, watch):
     tiers = [{"name": "small", "share": 7, "depth": 1}, {"name": "large", "share": 1}]
     run(tiny(rounds=6, cohort=1, tier=tiers, method=WHOLE), tmp_path / "run", watch=watch)

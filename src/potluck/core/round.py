@@ -142,6 +142,10 @@ class Fold(Protocol):
     ) -> Sequence[Reply]: ...
 
 
+def _unlisted() -> Iterator[Client]:
+    raise RuntimeError("this round cannot list its population; make it with Round(..., everyone=...)")
+
+
 @dataclass(frozen=True)
 class Round:
     """What the server side of a method sees in one round."""
@@ -155,6 +159,8 @@ class Round:
     fold: Fold
     recruit: Callable[[Callable[[Client], bool]], Sequence[Client]]
     """Draws a cohort of the usual size from the clients that satisfy a condition."""
+    everyone: Callable[[], Iterator[Client]] = _unlisted
+    """Lists every client that is available in this round, one by one: a population may be too large to keep."""
 
     def rng(self, *key: str) -> torch.Generator:
         """The server's random generator for this purpose in this round."""

@@ -8,12 +8,12 @@ from functools import cached_property, lru_cache
 import numpy as np
 import torch
 
-from potluck.core import Examples, SettingsError, numpy_stream
+from potluck.core import Augmentation, Examples, SettingsError, numpy_stream
 from potluck.data import partition
-from potluck.data.augment import CropFlip
+from potluck.data.augment import CropFlip, CropFlipCutout
 from potluck.data.partition import RowPool, Rows, put_users_first, strata_of, stratified_order
 from potluck.data.settings import Data
-from potluck.data.source import Source
+from potluck.data.source import InputScaling, Source
 
 DRAWN_SAMPLES = 20
 """Rows of each client if there are more clients than rows and data.samples is not set."""
@@ -69,7 +69,7 @@ class Federation:
         )
         if source.test is not None and not self._users_keep_rows:
             test = RowPool(source.test, strata_of(source.test, source.classes)[0], count)
-        train.examples.augment = CropFlip() if data.augment == "crop_flip" else None
+        train.examples.augment = _augmentation(source, data)
         self._train, self._validation, self._test = train, validation, test
         rows = torch.from_numpy(splits["public"])
         self.public = source.train.pick(rows) if public is None else unrelated_public_rows(public, source, data, seed)
@@ -160,6 +160,8 @@ class Federation:
             return partition.partition_by_labels(pool, data.clients, data.labels, data.samples, rng)
         if data.samples is not None:
             return partition.partition_by_client_dirichlet(pool, data.clients, data.alpha, data.samples, rng)
+        if data.balance:
+            return partition.partition_balanced(pool, data.clients, data.alpha, rng)
         return partition.partition_by_class_dirichlet(pool, data.clients, data.alpha, rng)
 
     def _make_shard(self, index: int) -> ClientShard:
@@ -211,12 +213,28 @@ def _check_settings(source: Source, data: Data) -> None:
             )
     if data.partition in ("labels", "dirichlet") and (source.classes == 0 or source.train.columns["y"].dim() > 1):
         raise SettingsError(f"data.partition = '{data.partition}' needs one class per row; choose 'iid' or 'user'")
-    if data.augment == "crop_flip" and len(source.shape) != 3:
+    if data.augment != "none" and len(source.shape) != 3:
         raise SettingsError(
-            f"data.augment = 'crop_flip' needs images; {source.name} has rows of {source.shape}; leave it out"
+            f"data.augment = '{data.augment}' needs images; {source.name} has rows of {source.shape}; leave it out"
         )
     if data.partition == "labels" and data.labels > source.classes:
         raise SettingsError(f"data.labels = {data.labels}, but {source.name} has {source.classes} classes; lower it")
+
+
+def _augmentation(source: Source, data: Data) -> Augmentation | None:
+    """The random changes to training images that the settings ask for."""
+    if data.augment == "none":
+        return None
+    if data.augment == "crop_flip":
+        return CropFlip()
+    prepare, (_, height, width) = source.train.prepare, source.shape
+    found = CropFlipCutout((height, width), prepare.mean if isinstance(prepare, InputScaling) else (0.0,))
+    if min(height, width) <= found.side:
+        raise SettingsError(
+            f"data.augment = 'crop_flip_cutout' cuts squares of {found.side}x{found.side} out of images; {source.name} "
+            f"has {height}x{width}; leave it out, or set data.size"
+        )
+    return found
 
 
 def _user_of_each_row(source: Source) -> tuple[Rows, int]:

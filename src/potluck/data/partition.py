@@ -22,6 +22,13 @@ Rows = NDArray[np.int64]
 Counts = NDArray[np.int64]
 
 
+LEAST = 10
+"""The fewest rows of a client in a balanced partition."""
+
+TRIES = 1000
+"""How often a balanced partition is drawn before giving up."""
+
+
 class RowPool:
     """The rows of one split (train, validation or test), with the stratum of each: usually its class."""
 
@@ -213,16 +220,46 @@ def label_sets(clients: int, labels: int, classes: int, rng: np.random.Generator
     return sets[rng.permutation(clients)]
 
 
-def partition_by_class_dirichlet(pool: RowPool, clients: int, alpha: float, rng: np.random.Generator) -> FixedPartition:
-    """Divides each class among the clients in proportions from a symmetric Dirichlet; some clients may get no rows."""
-    rows, owners = [], []
+def partition_by_class_dirichlet(
+    pool: RowPool, clients: int, alpha: float, rng: np.random.Generator, most: float = math.inf
+) -> FixedPartition:
+    """Divides each class among the clients in proportions from a symmetric Dirichlet; some clients may get no rows.
+
+    A client that has `most` rows or more gets none of the classes still to come.
+    """
+    rows, owners, held = [], [], np.zeros(clients, np.int64)
     for label in np.flatnonzero(pool.sizes):
         order = rng.permutation(pool.by_stratum[label])
         shares = rng.dirichlet(np.full(clients, alpha))
+        if (full := held >= most).any():
+            shares[full] = 0
+            # Where nothing is left of the shares, all who may have more get the same.
+            shares = shares / shares.sum() if shares.sum() > 0 else ~full / np.count_nonzero(~full)
         cuts = np.round(np.cumsum(shares)[:-1] * len(order)).astype(np.int64)
         rows.append(order)
         owners.append(np.searchsorted(cuts, np.arange(len(order)), side="right"))
+        held += np.bincount(owners[-1], minlength=clients)
     return FixedPartition(np.concatenate(rows), np.concatenate(owners), clients)
+
+
+def partition_balanced(pool: RowPool, clients: int, alpha: float, rng: np.random.Generator) -> FixedPartition:
+    """Divides each class as above, with at most an equal share before a client's last class; drawn again until every
+    client has ten rows.
+
+    After the code of NIID-Bench (Li et al., ICDE 2022, arXiv:2102.02079), which many papers use.
+    """
+    if len(pool) < LEAST * clients:
+        raise SettingsError(
+            f"data.balance needs {LEAST} rows for each of {clients} clients, and there are {len(pool)}; lower "
+            "data.clients, or leave it out"
+        )
+    for _ in range(TRIES):
+        found = partition_by_class_dirichlet(pool, clients, alpha, rng, len(pool) / clients)
+        if min(map(len, map(found.__getitem__, range(clients)))) >= LEAST:
+            return found
+    raise SettingsError(
+        f"data.balance finds no shards of {LEAST} rows or more in {TRIES} tries; raise data.alpha = {alpha:g}"
+    )
 
 
 def partition_by_client_dirichlet(

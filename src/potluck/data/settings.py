@@ -79,8 +79,9 @@ class Data:
     metric: Literal["auto", "accuracy", "f1", "matthews"] = "auto"
     """The score of a run. auto: accuracy; F1 of entities for tags, Pearson's correlation for numbers. f1: of
     class 1 if there are two classes, else the mean over classes."""
-    augment: Literal["none", "crop_flip"] = "none"
-    """crop_flip: at every training step, images are shifted by up to four pixels and half of them mirrored."""
+    augment: Literal["none", "crop_flip", "crop_flip_cutout"] = "none"
+    """crop_flip: at every training step, images are shifted by up to four pixels and half of them mirrored.
+    crop_flip_cutout: then a square of 16x16 pixels, clipped at the border, is zero after scaling (Cutout)."""
     clients: int = 50
     """The number of clients; for the partition "user" the largest number."""
     partition: Literal["iid", "labels", "dirichlet", "user", "groups"] = "iid"
@@ -93,6 +94,9 @@ class Data:
     """Labels per client, for the partition "labels"."""
     alpha: float = 0.5
     """Concentration, for the partition "dirichlet": small values give skewed mixes, large values even ones."""
+    balance: bool = False
+    """For the partition "dirichlet" without data.samples: a client that has its equal share of all rows gets none of
+    the classes still to be divided, and everyone has at least 10 rows. Shards still differ in size."""
     samples: int | None = None
     """Training rows per client. None: the training data is divided among the clients, or 20 each if there are more
     clients than rows. If clients * samples exceeds the data, each client draws its rows with replacement."""

@@ -38,12 +38,13 @@ class InputScaling:
 
     def __call__(self, batch: dict[str, Tensor]) -> Batch:
         x = batch["x"]
-        mean, std = _channels(self.mean, x.dim(), x.device), _channels(self.std, x.dim(), x.device)
+        mean, std = channel_values(self.mean, x.dim(), x.device), channel_values(self.std, x.dim(), x.device)
         return {**batch, "x": (x.to(torch.float32) - mean) / std}
 
 
 @lru_cache(maxsize=64)
-def _channels(values: tuple[float, ...], dims: int, device: torch.device) -> Tensor:
+def channel_values(values: tuple[float, ...], dims: int, device: torch.device) -> Tensor:
+    """A value for each channel, or one for all, as a tensor that broadcasts over a batch of this many dimensions."""
     return torch.tensor(values, dtype=torch.float32, device=device).view(1, -1, *(1 for _ in range(dims - 2)))
 
 

@@ -93,6 +93,10 @@ class Population:
         picked = islice((client for client in there if wanted(client)), max(size, 0))
         return sorted(picked, key=lambda client: self.index(client.id))
 
+    def everyone(self, round: int) -> Iterator[Client]:
+        """Every client that is available in this round, sorted by index."""
+        return (self.client(index, round) for index in range(self.clients) if self._available(index, round))
+
     def drops(self, id: str, round: int, attempt: int = 0) -> bool:
         """Whether this client drops out during this attempt of this round."""
         if self.settings.dropout == 0:

@@ -4,8 +4,13 @@ Alam et al., "FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-
 https://arxiv.org/abs/2212.01548. Every unit is trained equally often, so the server's model may be wider than any
 client's. The window moves forward (Eq. 4); the released code moves it backward: ``direction = -1``. The paper rounds
 widths down, its code rounds up (``rounding``). With attention heads, each head has its own window. In the code, once
-the window has moved, one head of a sub-model covers parts of two server heads: ``head_mode = "code"``. The code's
-counters of updates are left out: they are meant to cancel, and its transformer server discards the average it computes.
+the window has moved, one head of a sub-model covers parts of two server heads: ``head_mode = "code"``.
+
+The code has four weightings: 1, the width, and either of them times the number of updates that an entry had before.
+That number is the same for all clients that send the entry, so it cancels in their mean, and no counters are kept here.
+In the code it does not quite cancel: after the first tensor, counters grow from client to client (c, c + 1, ...), so
+that later clients count a little more. Norms, biases and the head are always weighted like this. The code's transformer
+server discards the average that it computes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Features of the tiers' networks at the end of a run: CKA between tiers, and PCA planes."""
+"""Features of the tiers' networks at the end of a run: CKA between tiers, and planes by PCA or t-SNE."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class FeatureStage:
 
 @dataclass(frozen=True, slots=True)
 class FeaturePlane:
-    """A tier's features of each row, projected onto their first two principal components."""
+    """A tier's features of each row, in the plane."""
 
     tier: str
     stage: str
     shares: tuple[float | None, ...]
     """Share of the variance that each component explains."""
     points: tuple[tuple[float, float, int | None], ...]
-    """(first component, second component, class of the row)"""
+    """(across, up, class of the row)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,8 @@ class FeatureRecord:
     rows: int | None = None
     stages: tuple[FeatureStage, ...] = ()
     planes: tuple[FeaturePlane, ...] = ()
+    plane: str = "pca"
+    """How the features were brought into the plane: "pca" or "tsne"."""
 
 
 def parse_features(found: Json) -> FeatureRecord:
@@ -56,6 +58,7 @@ def parse_features(found: Json) -> FeatureRecord:
         integer(found.get("rows")),
         tuple(stage for stage in stages if len(stage.tiers) > 1 and stage.cka),
         tuple(plane for plane in planes if plane.points),
+        text(found.get("plane")) or "pca",
     )
 
 
@@ -77,7 +80,7 @@ def _parse_plane(found: Json, labels: Sequence[int | None]) -> FeaturePlane:
 
 
 def features_section(features: FeatureRecord) -> Markup | None:
-    """Heat maps of CKA and scatter plots of the PCA planes; None if the run did not record features."""
+    """Heat maps of CKA and scatter plots of the planes; None if the run did not record features."""
     if not features.stages and not features.planes:
         return None
     after = "" if features.round is None else f" after round {features.round}"
@@ -85,7 +88,12 @@ def features_section(features: FeatureRecord) -> Markup | None:
     words = (
         f"The server's network of each tier{after}, looking at the same {rows}; features are averaged over positions."
     )
-    return section("What the networks see", note(words), _cka_maps(features.stages), _scatter_plots(features.planes))
+    return section(
+        "What the networks see",
+        note(words),
+        _cka_maps(features.stages),
+        _scatter_plots(features.planes, features.plane == "tsne"),
+    )
 
 
 def _cka_maps(stages: Sequence[FeatureStage]) -> Markup | None:
@@ -97,17 +105,23 @@ def _cka_maps(stages: Sequence[FeatureStage]) -> Markup | None:
     return tag("div", tag("h3", "Similarity (CKA)"), note(words), charts(*figures, small=True))
 
 
-def _scatter_plots(planes: Sequence[FeaturePlane]) -> Markup | None:
+def _scatter_plots(planes: Sequence[FeaturePlane], by_neighbours: bool) -> Markup | None:
     if not planes:
         return None
     classes = sorted({label for plane in planes for _, _, label in plane.points if label is not None})
     series = _class_series(classes)
-    words = (
-        "Each dot is a row, at the first two principal components of the last stage's features; colours are classes."
-    )
-    figures = (figure(f"{plane.tier}: {plane.stage}", _scatter_plot(plane, series)) for plane in planes)
+    place = "where t-SNE puts" if by_neighbours else "at the first two principal components of"
+    words = f"Each dot is a row, {place} the last stage's features; colours are classes."
+    figures = (figure(f"{plane.tier}: {plane.stage}", _scatter_plot(plane, series, by_neighbours)) for plane in planes)
     names = legend(series.values()) if series else None
-    return tag("div", tag("h3", "Features (PCA)"), note(words), names, charts(*figures, small=True), data_scope="")
+    return tag(
+        "div",
+        tag("h3", f"Features ({'t-SNE' if by_neighbours else 'PCA'})"),
+        note(words),
+        names,
+        charts(*figures, small=True),
+        data_scope="",
+    )
 
 
 def _class_series(classes: Sequence[int]) -> dict[int, Series]:
@@ -123,15 +137,19 @@ def _class_series(classes: Sequence[int]) -> dict[int, Series]:
     }
 
 
-def _scatter_plot(plane: FeaturePlane, class_series: dict[int, Series]) -> Markup:
+def _scatter_plot(plane: FeaturePlane, class_series: dict[int, Series], by_neighbours: bool) -> Markup:
     no_class = Series("rows", "rows", "var(--c0)")
     groups: dict[Series, list[tuple[float, float, str]]] = {}
     for first, second, label in plane.points:
         series = no_class if label is None else class_series.get(label, no_class)
         groups.setdefault(series, []).append((first, second, "" if label is None else f"class {label}"))
     marks = [DotsMark(series, groups[series], 2.6) for series in sorted(groups, key=lambda one: one.key)]
-    titles = [
-        f"{name} component" + (f" ({format_percent(share, 0)} of variance)" if share is not None else "")
-        for name, share in zip(("first", "second"), (*plane.shares, None, None), strict=False)
-    ]
+    titles = (
+        ["", ""]
+        if by_neighbours
+        else [
+            f"{name} component" + (f" ({format_percent(share, 0)} of variance)" if share is not None else "")
+            for name, share in zip(("first", "second"), (*plane.shares, None, None), strict=False)
+        ]
+    )
     return plot(marks, PlotAxis(titles[0]), PlotAxis(titles[1]), f"Features of {plane.tier} in the plane")

@@ -38,6 +38,8 @@ class CostAccounting:
     def round(self, progress: Progress, session: RoundSession, cohort: Sequence[Client], seconds: float) -> None:
         """Records a committed round: its tasks, then the round itself."""
         slowest = self.tasks(progress, session.entries, cohort)
+        came = {entry.task.to for entry in session.entries if entry.verdict == "accepted"}
+        progress.seen |= {client.tier.name: progress.done for client in cohort if client.id in came}
         self._count_units(progress, session.held)
         _add(progress.totals, device_seconds=slowest, seconds=seconds)
         losses = [loss for entry in session.entries if entry.task.to != SERVER and (loss := _loss(entry)) is not None]
@@ -77,8 +79,6 @@ class CostAccounting:
                 flops=cost.flops,
                 joules=paid.joules,
             )
-            if entry.verdict == "accepted" and tier:
-                progress.seen[tier.name] = progress.done
         return slowest
 
     def coverage(self, progress: Progress) -> None:

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,10 +89,16 @@ class Setup:
         def recruit(wanted: Callable[[Client], bool]) -> Sequence[Client]:
             return self.population.cohort(index, self.experiment.cohort, wanted)
 
-        cohort, context = self.cohort(index), self.context
+        cohort, context, population = self.cohort(index), self.context, self.population
         return Round(
-            index, cohort, self.population.clients, context.zoo, context.seed, session.send, session.fold, recruit
+            *(index, cohort, population.clients, context.zoo, context.seed, session.send, session.fold, recruit),
+            everyone=partial(population.everyone, index),
         )
+
+    def asked(self, index: int, session: RoundSession) -> list[Client]:
+        """The clients that got tasks in this session of this round: not only the cohort, if the method chooses."""
+        ids = dict.fromkeys(entry.task.to for entry in session.entries if entry.task.to != SERVER)
+        return [self.population.client(self.population.index(id), index) for id in ids]
 
 
 def engine_name(experiment: Experiment) -> str:

@@ -190,8 +190,9 @@ class SingleRounds:
 
         cohort = recruit(lambda client: True)
         now = Round(
-            index, cohort, population.clients, self.zoo, 0, self.session.send, self.session.fold, recruit
-        )  # fmt: skip
+            *(index, cohort, population.clients, self.zoo, 0, self.session.send, self.session.fold, recruit),
+            everyone=lambda: iter(order(list(population.everyone(index)))),
+        )
         state = self.method.round(state, now)
         self.session.close()
         self.memories |= {client: (index, memory) for client, memory in self.session.staged.items()}

@@ -14,7 +14,7 @@ from torch import Tensor
 from potluck.core import SERVER, Client, Examples, Model, Zoo, numpy_stream
 from potluck.run.assemble import Setup
 from potluck.run.loop import Loop
-from potluck.run.similarity import cka, plane, stage_features
+from potluck.run.similarity import cka, neighbours, plane, stage_features
 
 ROWS = 512
 """The most test rows that are used."""
@@ -32,8 +32,9 @@ def keep_features(loop: Loop) -> None:
 
 
 def compare_tiers(setup: Setup, state: Any) -> dict[str, Any]:
-    """CKA between tiers at every stage, and for each tier the first two principal components of its last stage."""
-    examples = _rows(setup)
+    """CKA between tiers at every stage, and for each tier the features of its last stage in the plane."""
+    examples, how = _rows(setup), setup.experiment.score.plane
+    seed = setup.experiment.seed if how == "tsne" else None
     seen = _tier_features(setup, state, examples) if len(examples) > 1 else {}
     names = dict.fromkeys(name for stages in sorted(seen.values(), key=len, reverse=True) for name in stages)
     ordered = [name for name in names if name != "body" and not _is_body_end(name, seen)] + ["body"] * ("body" in names)
@@ -41,7 +42,8 @@ def compare_tiers(setup: Setup, state: Any) -> dict[str, Any]:
         "rows": len(examples),
         "labels": _labels(examples, setup.classes),
         "stages": [_cka_table(name, seen) for name in ordered],
-        "planes": [_plane(tier, stages) for tier, stages in seen.items() if stages],
+        "plane": how,
+        "planes": [_plane(tier, stages, seed) for tier, stages in seen.items() if stages],
     }
 
 
@@ -94,9 +96,10 @@ def _cka_table(stage: str, seen: Mapping[str, Mapping[str, Tensor]]) -> dict[str
     return {"name": stage, "tiers": tiers, "cka": table}
 
 
-def _plane(tier: str, stages: Mapping[str, Tensor]) -> dict[str, Any]:
+def _plane(tier: str, stages: Mapping[str, Tensor], seed: int | None) -> dict[str, Any]:
+    """A tier's last features in the plane: by t-SNE with this seed, or without one by principal components."""
     stage = "body" if "body" in stages else list(stages)[-1]
-    points, shares = plane(stages[stage])
+    points, shares = plane(stages[stage]) if seed is None else (neighbours(stages[stage], seed), [])
     pairs = [[_round_digits(across), _round_digits(up)] for across, up in points.tolist()]
     return {"tier": tier, "stage": stage, "shares": [_round_digits(share) for share in shares], "points": pairs}
 

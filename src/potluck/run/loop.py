@@ -100,7 +100,6 @@ class Loop:
     def _round(self) -> None:
         index = self.progress.done
         started = time.perf_counter()
-        cohort = self.setup.cohort(index)
         state, session = self._try_round(index)
         with self.stops.defer():
             self.state = state
@@ -109,7 +108,8 @@ class Loop:
                 self.dispatcher.strikes[client] = self.dispatcher.strikes.get(client, 0) + count
             self.progress.strikes = dict(self.dispatcher.strikes)
             self.recall.put(session.staged)
-            self.accounting.round(self.progress, session, cohort, time.perf_counter() - started)
+            asked = self.setup.asked(index, session)
+            self.accounting.round(self.progress, session, asked, time.perf_counter() - started)
             self._count_uploads(session)
             self._warn_of_silent_tier(session)
             self._warn_of_server_failure(session)
@@ -164,7 +164,7 @@ class Loop:
         scores, faults = score(self.setup, scoring, shown, self.progress.done)
         with self.stops.defer():
             if session:
-                self.accounting.tasks(self.progress, session.entries, self.setup.cohort(self.progress.done - 1))
+                self.accounting.tasks(self.progress, session.entries, self.setup.asked(self.progress.done - 1, session))
                 faults += [entry.reason for entry in session.entries if entry.reason and not entry.skipped]
             if faults:
                 self._warn(self.progress.done, f"scoring after round {self.progress.done}: {faults[0]}")

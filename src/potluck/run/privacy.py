@@ -146,7 +146,10 @@ class DryRun:
         self._asked: Counter[str] = Counter()
         self._closing = False
         self._cohort = [Client(f"c{number}", tier) for number, tier in enumerate(zoo.tiers)]
-        now = Round(0, self._cohort, len(self._cohort), zoo, seed, self._send, self._fold, self._recruit)
+        now = Round(
+            *(0, self._cohort, len(self._cohort), zoo, seed, self._send, self._fold, self._recruit),
+            everyone=lambda: iter(self._cohort),
+        )
         state = method.init(zoo, stream(seed, "init"))
         for act in (method.round, method.ready):
             try:

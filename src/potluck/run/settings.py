@@ -54,6 +54,8 @@ class Scoring:
     each client's own mix of labels. So methods with one model for all can be compared with those of personal models."""
     features: bool = False
     """At the end, compare the features of the tiers' networks on test rows, stage by stage, for the report."""
+    plane: Literal["pca", "tsne"] = "pca"
+    """How the report draws these features in the plane: their first two principal components, or t-SNE."""
     targets: tuple[float, ...] = ()
     """Test scores for which tables and reports count the rounds needed: [0.85] is 85 %. Empty: 50, 80, 90 and 95 %.
     Tables in the terminal show only the first."""

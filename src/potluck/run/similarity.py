@@ -1,4 +1,4 @@
-"""Similarity of networks: features of each stage, their CKA, and their projection onto two principal components."""
+"""Similarity of networks: features of each stage, their CKA, and a plane of them by principal components or t-SNE."""
 
 from __future__ import annotations
 
@@ -37,6 +37,19 @@ def plane(features: Tensor) -> tuple[Tensor, list[float]]:
     if sizes.any():
         shares[:kept] = (sizes.square() / sizes.square().sum())[:kept]
     return found, shares.tolist()
+
+
+def neighbours(features: Tensor, seed: int) -> Tensor:
+    """A place in the plane for each row, near the rows with similar features: t-SNE.
+
+    Van der Maaten and Hinton, "Visualizing Data using t-SNE", JMLR 2008. Distances between groups mean little.
+    """
+    from sklearn.manifold import TSNE
+
+    # The perplexity, the number of neighbours that count, must be below the number of rows.
+    perplexity = min(30.0, (len(features) - 1) / 3)
+    made = TSNE(2, perplexity=perplexity, init="random", random_state=seed).fit_transform(_centre(features).numpy())
+    return torch.from_numpy(made)
 
 
 def stages(net: nn.Module) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
-"""Static batch norm: no running statistics in training; before scoring, the last cohort computes the statistics.
+"""Static batch norm: no running statistics in training; before scoring, clients compute the statistics.
 
 It comes from HeteroFL (Diao et al., ICLR 2021). Every method that averages weights can use it, with
-``norm = "static"`` in [model]. Every batch of every client has the same weight in the statistics.
+``norm = "static"`` in [model]. Every batch of every client has the same weight in the statistics. HeteroFL's code takes
+them from the whole training set (``bn_eval = "everyone"``), FedRolex's from each test batch (``"batch"``).
 """
 
 from __future__ import annotations
@@ -36,27 +37,29 @@ from potluck.parts import WHOLE, OverlapMean
 class StaticBatchNorm(SubmodelAssignment):
     """Gathers batch-norm statistics before scoring, if networks keep none in training."""
 
-    bn_eval: Literal["posthoc", "batch"] = "posthoc"
-    """Score static batch norm with statistics that clients gather first, or with each test batch's own."""
+    bn_eval: Literal["posthoc", "everyone", "batch"] = "posthoc"
+    """Whose statistics score static batch norm. posthoc: the last cohort's; everyone: all clients', which costs a pass
+    over all their data for each scoring; batch: each test batch's own, and no client is asked."""
 
     def ready(self, state: Any, now: Round) -> Any:
-        """Before scoring, asks the cohort for the statistics of static batch norm; these tasks are priced too."""
+        """Before scoring, asks clients for the statistics of static batch norm; these tasks are priced too."""
         if self.bn_eval == "batch" or now.zoo.counting(now.zoo.full) == now.zoo.full:
             return state
-        everyone = [Client(SERVER, Tier("server", spec=now.zoo.full)), *(Client("", tier) for tier in now.zoo.tiers)]
-        networks = dict(self.submodel_for(client, now.zoo) for client in everyone)
+        kinds = [Client(SERVER, Tier("server", spec=now.zoo.full)), *(Client("", tier) for tier in now.zoo.tiers)]
+        networks = dict(self.submodel_for(client, now.zoo) for client in kinds)
         whole = state.model.arrays
         found = {spec.key: self.statistics(spec, part.take(whole), now) for spec, part in networks.items()}
         return replace(state, statistics=found)
 
     def statistics(self, spec: Spec, arrays: Arrays, now: Round) -> Arrays:
-        """The mean of the cohort's batch-norm statistics for one network."""
+        """The mean of the clients' batch-norm statistics for one network."""
         twin = now.zoo.counting(spec)
         fresh = now.zoo.fresh(twin, now.rng("statistics")).arrays
         mean = OverlapMean({name: tensor for name, tensor in fresh.items() if name not in arrays})
         model, shapes = Model(twin, {**fresh, **arrays}), now.zoo.shapes(twin)
         expects = Expected(arrays={name: shapes[name] for name in now.zoo.buffers(twin)})
-        tasks = (Task("count", c.id, spec.key, models={"model": model}, expects=expects) for c in now.cohort)
+        asked = now.everyone() if self.bn_eval == "everyone" else now.cohort
+        tasks = (Task("count", c.id, spec.key, models={"model": model}, expects=expects) for c in asked)
         for reply in now.send(tasks):
             mean.add(reply.arrays, WHOLE, reply.weight)
         return mean.value()

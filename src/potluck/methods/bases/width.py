@@ -3,8 +3,8 @@
 Each tier trains a sub-model with its share of the units of every axis group. Sub-models are cut out of the server's
 model and averaged back entry by entry; all clients have the same weight. As in HeteroFL (Diao et al., ICLR 2021), a
 scaler divides the activations of a narrow layer by its width in training, and labels are masked. For static batch norm,
-the FedRolex code scores with the test batch's own statistics and does not ask clients for them
-(``bn_eval = "batch"``).
+HeteroFL's code gathers statistics over the whole training set (``bn_eval = "everyone"``); FedRolex's code scores with
+the test batch's own (``bn_eval = "batch"``).
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from potluck.parts import WHOLE, Choose, Part, part
 class WidthTiers(Averaging):
     """Clients train narrow sub-models of one server model, which may be wider than any of them."""
 
-    weighting: Literal["uniform", "width", "samples"] = "uniform"  # type: ignore[assignment]
-    """A client's weight in the mean: the same for all; its number of units in a layer; its number of samples."""
+    weighting: Literal["uniform", "width", "samples", "updates", "updates_width"] = "uniform"  # type: ignore[assignment]
+    """A client's weight in the mean: the same for all; its number of units in a layer; its number of samples. "updates"
+    and "updates_width" are FedRolex's other two: the same as "uniform" and "width", because the number of times that an
+    entry was updated is the same for all clients, so it cancels."""
     label_mask: bool = True
     rounding: Literal["ceil", "floor"] = "ceil"
     """How a share of a group's units is rounded: every released code rounds up, the FedRolex paper rounds down."""
@@ -70,7 +72,7 @@ class WidthTiers(Averaging):
         return zoo.scaled(spec, float(width))
 
     def weigh(self, reply: Reply, zoo: Zoo) -> Weight:
-        if self.weighting != "width":
+        if self.weighting not in ("width", "updates_width"):
             return super().weigh(reply, zoo)
         arrays = reply.models["model"].arrays
         units = {name: float(tensor.shape[0]) if tensor.dim() else 1.0 for name, tensor in arrays.items()}
