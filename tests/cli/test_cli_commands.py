@@ -279,6 +279,30 @@ def test_damaged_checkpoints_are_named_and_end_with_4(potluck, fail, copied):
     assert fail("export", "run", "--to", "x")[0] == 4
 
 
+@pytest.mark.parametrize("change", [{"rounds": None}, {"rounds": "many"}, {"rounds": -1}, {"schema": 0}, {"keep": "x"}])
+def test_a_manifest_with_odd_fields_ends_with_4_and_one_line(change, fail, copied):
+    manifest = json.loads((copied / "manifest.json").read_text()) | change
+    (copied / "manifest.json").write_text(json.dumps(manifest))
+    code, line = fail("resume", "run")
+    assert code == 4
+    assert line.startswith("potluck: run/manifest.json is damaged: ")
+
+
+def test_settings_in_utf_16_in_a_run_folder_end_with_2(fail, copied):
+    (copied / "settings.toml").write_bytes((copied / "settings.toml").read_text().encode("utf-16"))
+    for command in (("resume", "run"), ("report", "run"), ("export", "run", "--to", "x")):
+        assert fail(*command) == (2, "potluck: run/settings.toml: line 1: this is UTF-16. Save it as UTF-8.")
+
+
+@pytest.mark.parametrize("part", ["checkpoints", "ledger.jsonl"])
+def test_a_lost_part_of_a_run_folder_ends_with_4_and_one_line(part, fail, copied):
+    (copied / part).rename("elsewhere")
+    code, line = fail("resume", "run")
+    assert code == 4
+    assert line.startswith(f"potluck: run/{part}: ")
+    assert line.endswith("Restore it from a backup, or start a new run with another --out.")
+
+
 def test_clients_that_never_answer_end_with_5(potluck):
     code, out, err = potluck("run", "tiny.toml", *QUICK, "--set", "local.lr=1e30", "--out", "run")
     assert (code, out) == (5, "")

@@ -1,4 +1,5 @@
 import json
+from hashlib import sha256
 
 import pytest
 
@@ -39,12 +40,13 @@ def test_the_file_is_one_line_of_json_and_the_payload(checkpoints):
     head, payload = checkpoints.write(7, b"abc").read_bytes().split(b"\n", 1)
     assert payload == b"abc"
     assert json.loads(head) == {
-        "schema": 1,
+        "schema": 2,
         "kind": "checkpoint",
         "round": 7,
         "mark": "mine",
+        "needs": {},
         "bytes": 3,
-        "sha256": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",
+        "sha256": sha256(head.rpartition(b',"sha256"')[0] + b"}\nabc").hexdigest(),
     }
 
 
@@ -111,7 +113,15 @@ def of_another_model(data):
 
 
 def of_a_newer_schema(data):
-    return data.replace(b'"schema":1', b'"schema":2')
+    return data.replace(b'"schema":2', b'"schema":3')
+
+
+def of_an_older_schema(data):
+    return data.replace(b'"schema":2', b'"schema":1')
+
+
+def with_other_needs(data):
+    return data.replace(b'"needs":{}', b'"needs":{"a":1}')
 
 
 def of_another_round(data):
@@ -133,7 +143,9 @@ DAMAGE = [
     (bit_flipped, "checksum does not match"),
     (empty, "it is empty"),
     (of_another_model, "another model or other settings (mark 'other', this run's is 'mine')"),
-    (of_a_newer_schema, "a newer Potluck wrote it (schema 2; this one reads 1)"),
+    (of_a_newer_schema, "a newer Potluck wrote it (schema 3; this one reads 2)"),
+    (of_an_older_schema, "an older Potluck wrote it (schema 1; this one reads 2)"),
+    (with_other_needs, "checksum does not match"),
     (of_another_round, "it says round 1 where 2 should be"),
     (not_json, "its header is damaged"),
     (promising_terabytes, "holds 9 bytes where 9000000000000 should be"),
@@ -156,7 +168,7 @@ def test_a_folder_in_place_of_a_checkpoint_is_skipped(checkpoints, warnings_hear
     checkpoints.write(1, b"one")
     path_of(checkpoints, 2).mkdir()
     assert checkpoints.latest(warnings_heard.append) == (1, b"one")
-    assert "cannot be read (Is a directory)" in warnings_heard[0]
+    assert "it is a folder, not a file" in warnings_heard[0]
 
 
 def test_no_flip_of_any_bit_goes_unnoticed(checkpoints, warnings_heard):

@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 
 import pytest
@@ -12,7 +13,9 @@ from potluck.ledger import (
     Lock,
     MissingRun,
     RunFolder,
+    UnreadableSettings,
     lock,
+    planned_rounds,
     read_journal,
     read_run,
 )
@@ -36,7 +39,7 @@ def snapshot(path):
 def test_a_new_run_holds_its_settings_and_manifest(path):
     with create(path) as folder:
         assert folder.settings() == "seed = 1\n"
-        assert folder.manifest() == {"seed": 1, "host": "h", "schema": 1, "mark": "mine", "keep": 2}
+        assert folder.manifest() == {"seed": 1, "host": "h", "schema": 2, "mark": "mine", "keep": 2}
     assert sorted(os.listdir(path)) == ["lock", "manifest.json", "settings.toml"]
     assert (path / "lock").read_bytes() == b""
 
@@ -97,16 +100,49 @@ def test_a_folder_that_is_not_a_run_is_named_and_left_alone(tmp_path):
     [
         ("", "not JSON"),
         ("[]", "no schema"),
-        ('{"schema": 2}', "newer Potluck wrote it"),
-        ('{"schema": 1}', "mark or keep is missing"),
+        ('{"schema": 3}', "newer Potluck wrote it"),
+        ('{"schema": 0}', "there is no schema 0"),
+        ('{"schema": -1}', "there is no schema -1"),
+        ('{"schema": true}', "no schema"),
+        ('{"schema": 2}', "mark or keep is missing"),
+        ('{"schema": 2, "mark": "m", "keep": 0}', "mark or keep is missing"),
     ],
 )
 def test_a_damaged_manifest_is_named(text, reason, path):
     create(path).close()
     (path / "manifest.json").write_text(text)
     for opener in (RunFolder.open, read_run):
-        with pytest.raises(DamagedRecord, match=f"manifest.json.*{reason}"):
+        with pytest.raises(DamagedRecord, match=f"manifest.json.*{reason}") as caught:
             opener(path)
+    assert caught.value.exit_code == 4
+
+
+def test_a_run_of_an_older_schema_can_be_read_and_not_resumed(path):
+    create(path).close()
+    manifest = json.loads((path / "manifest.json").read_bytes()) | {"schema": 1}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    assert read_run(path).manifest["schema"] == 1
+    with pytest.raises(DamagedRecord, match=r"an older Potluck wrote this run \(schema 1; this one resumes 2\)"):
+        RunFolder.open(path)
+
+
+@pytest.mark.parametrize("rounds", [None, -1, "5", True, 2.5, [], 1e400])
+def test_a_manifest_whose_rounds_are_no_number_of_rounds_is_damaged(rounds, path):
+    with pytest.raises(DamagedRecord, match="'rounds' is missing, or no number of rounds"):
+        planned_rounds(path, {"rounds": rounds})
+    assert planned_rounds(path, {"rounds": 0}) == 0
+
+
+def test_settings_that_are_not_utf_8_end_with_2_and_say_the_line(path):
+    create(path).close()
+    for raw, said in (
+        ("seed = 1\n".encode("utf-16"), "line 1: this is UTF-16"),
+        (b"a = 1\nb = \xff", "line 2: this is"),
+    ):
+        (path / "settings.toml").write_bytes(raw)
+        with pytest.raises(UnreadableSettings, match=f"settings.toml: {said}.*Save it as UTF-8") as caught:
+            read_run(path)
+        assert caught.value.exit_code == 2
 
 
 def test_opening_sweeps_what_killed_writers_left(path):
@@ -151,7 +187,8 @@ def test_after_a_damaged_checkpoint_the_older_one_finds_its_own_memories(path, w
 def test_memories_are_kept_as_far_back_as_the_oldest_checkpoint(path):
     with create(path) as folder:
         play(folder, range(6))
-    assert sorted(file.name for file in path.rglob("*.mem")) == ["a@000004.mem", "a@000005.mem"]
+        assert [folder.memories.read("a", round) for round in (3, 4, 5)] == [None, (4, b"memory 4"), (5, b"memory 5")]
+    assert sorted(file.name for file in path.rglob("*.pack")) == ["round-000004.pack", "round-000005.pack"]
 
 
 def test_if_no_checkpoint_is_valid_nothing_is_cut(path, warnings_heard):
@@ -162,6 +199,187 @@ def test_if_no_checkpoint_is_valid_nothing_is_cut(path, warnings_heard):
         with pytest.raises(CheckpointError):
             folder.rewind(warnings_heard.append)
         assert snapshot(path) == before
+
+
+def remove_tree(folder):
+    shutil.rmtree(folder)
+
+
+def remove_files(folder):
+    for file in folder.iterdir():
+        file.unlink()
+
+
+def remove_newest(folder):
+    max(folder.iterdir()).unlink()
+
+
+def empty_file(file):
+    file.write_bytes(b"")
+
+
+def shorten(file):
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:-1]))
+
+
+LOSSES = [
+    ("checkpoints", remove_tree, "checkpoints: the checkpoints of this run are missing"),
+    ("checkpoints", remove_files, "checkpoints: the checkpoints of this run are missing"),
+    ("memory", remove_tree, "memory: memories are missing: at the checkpoint of round 2, 4 clients had one; 0 of them"),
+    ("memory", remove_files, "memory: memories are missing"),
+    ("memory", remove_newest, "memory: memories are missing: .* 3 of them are there, or some only as older versions"),
+    ("ledger.jsonl", os.unlink, r"ledger.jsonl: it holds 0 bytes, but at the checkpoint of round 2 it held 75"),
+    ("ledger.jsonl", empty_file, r"ledger.jsonl: it holds 0 bytes"),
+    ("ledger.jsonl", shorten, r"ledger.jsonl: it holds 50 bytes"),
+    ("scores.jsonl", empty_file, r"scores.jsonl: it holds 0 bytes"),
+    ("settings.toml", os.unlink, r"settings.toml is missing"),
+]
+
+
+@pytest.mark.parametrize(("part", "lose", "said"), LOSSES, ids=[f"{lose.__name__} {part}" for part, lose, _ in LOSSES])
+def test_a_lost_part_of_a_folder_ends_with_4_and_nothing_is_changed(part, lose, said, path):
+    with create(path) as folder:
+        for round in range(3):
+            folder.journal.add(round=round, client="a")
+            folder.scores.add(round=round, accuracy=0.5)
+            folder.commit(round, b"state", {"a": b"memory", f"only in {round}": b"memory"})
+    lose(path / part)
+    before = snapshot(path)
+    with pytest.raises((CheckpointError, DamagedRecord), match=said) as caught, RunFolder.open(path) as folder:
+        folder.rewind(pytest.fail)
+    assert caught.value.exit_code == 4
+    assert "Restore it from a backup, or start a new run with another --out." in str(caught.value)
+    assert snapshot(path) == before
+
+
+def test_a_memory_that_is_only_there_in_an_older_version_is_missing(path):
+    with create(path) as folder:
+        for round in range(2):
+            folder.commit(round, b"state", {"a": b"memory %d" % round})
+    (path / "memory" / "round-000001.pack").unlink()
+    with RunFolder.open(path) as folder, pytest.raises(CheckpointError, match="1 clients had one; 1 of them are there"):
+        folder.rewind(pytest.fail)
+
+
+def test_events_of_an_unfinished_round_that_are_dropped_twice_are_not_missed(path):
+    """What a run writes that is interrupted in round 2, with a checkpoint only then, and killed after it resumed."""
+    with create(path) as folder:
+        folder.journal.add(round=1)
+        folder.journal.add(round=2, text="a try that failed")
+        folder.commit(1, b"one")
+    for _ in range(2):
+        with RunFolder.open(path) as folder:
+            assert folder.rewind(pytest.fail) == (1, b"one")
+            assert list(read_journal(path / "ledger.jsonl")) == [{"round": 1}]
+
+
+@pytest.mark.parametrize("remade", [False, True])
+def test_a_run_whose_folder_is_removed_stops_at_the_next_write(remade, path):
+    folder = create(path)
+    play(folder, [0])
+    shutil.rmtree(path)
+    if remade:
+        create(path).close()
+    folder.journal.add(round=1)
+    for write in (
+        lambda: folder.commit(1, b"one", {"a": b""}),
+        lambda: folder.update_manifest(status="done"),
+        lambda: folder.write_features({}),
+    ):
+        with pytest.raises(FolderError, match="was removed or replaced while the run was going on") as caught:
+            write()
+        assert caught.value.exit_code == 6
+    assert path.exists() == remade
+    assert not (path / "checkpoints").exists()
+
+
+def test_a_lock_that_is_a_link_is_refused_and_its_target_left_alone(path, tmp_path):
+    create(path).close()
+    (tmp_path / "precious").write_text("precious")
+    (path / "lock").unlink()
+    (path / "lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(DamagedRecord, match="lock: it is a symbolic link, not a file") as caught:
+        RunFolder.open(path)
+    assert caught.value.exit_code == 4
+    assert (tmp_path / "precious").read_text() == "precious"
+    (path / "lock").unlink()
+    (path / "lock").symlink_to(tmp_path / "new")  # one that leads nowhere makes no file either
+    with pytest.raises(DamagedRecord):
+        RunFolder.open(path)
+    assert not (tmp_path / "new").exists()
+
+
+def as_link(file, elsewhere):
+    elsewhere.write_bytes(file.read_bytes())
+    file.unlink()
+    file.symlink_to(elsewhere)
+
+
+def as_pipe(file, _):
+    file.unlink()
+    os.mkfifo(file)
+
+
+def as_folder(file, _):
+    file.unlink()
+    file.mkdir()
+
+
+FILES = ["lock", "manifest.json", "settings.toml", "ledger.jsonl", "scores.jsonl", "checkpoints/round-000000.ckpt",
+         "memory/round-000000.pack"]  # fmt: skip
+
+
+@pytest.mark.parametrize("swap", [as_link, as_pipe, as_folder])
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_not_a_regular_file_is_neither_followed_nor_waited_for(name, swap, path, tmp_path, warnings_heard):
+    with create(path) as folder:
+        play(folder, [0])
+    swap(path / name, tmp_path / "elsewhere")
+    before = (tmp_path / "elsewhere").read_bytes() if swap is as_link else b""
+
+    def resume():
+        with RunFolder.open(path) as folder:
+            folder.settings()
+            folder.rewind(warnings_heard.append)
+
+    with pytest.raises((CheckpointError, DamagedRecord)) as caught:
+        resume()
+    assert caught.value.exit_code == 4
+    kind = {"as_link": "a symbolic link", "as_pipe": "a pipe", "as_folder": "a folder"}[swap.__name__]
+    said = " ".join([*warnings_heard, str(caught.value)])
+    assert str(path / name) in said
+    assert f"it is {kind}, not a file" in said
+    assert swap is not as_link or (tmp_path / "elsewhere").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "settings.toml", "ledger.jsonl", "scores.jsonl", "features.json"])
+def test_a_reader_neither_follows_a_link_nor_waits_for_a_pipe(name, path):
+    with create(path) as folder:
+        play(folder, [0])
+        folder.write_features({})
+    as_pipe(path / name, None)
+
+    def read():
+        run = read_run(path)
+        return list(run.events()), run.features()
+
+    with pytest.raises(DamagedRecord, match=f"{name}: it is a pipe, not a file"):
+        read()
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "memory"])
+def test_a_link_in_place_of_a_folder_of_a_run_is_refused(name, path, tmp_path):
+    with create(path) as folder:
+        play(folder, [0])
+    (path / name).rename(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / ".potluck-00.part").write_bytes(b"of another run")
+    (path / name).symlink_to(tmp_path / "elsewhere")
+    before = snapshot(tmp_path / "elsewhere")
+    with pytest.raises(DamagedRecord, match=f"{name}: it is a symbolic link, not a folder") as caught:
+        RunFolder.open(path)
+    assert caught.value.exit_code == 4
+    assert snapshot(tmp_path / "elsewhere") == before
 
 
 def test_a_run_that_never_committed_starts_from_the_beginning(path):

@@ -42,13 +42,19 @@ def test_a_journal_that_does_not_exist_yet_is_empty(journal):
     assert not journal.path.exists()
 
 
-def test_odd_text_and_numbers_come_back(journal):
+def test_odd_text_comes_back(journal):
     names = ["Zoë", "line\u2028break\n", "lone \ud800", "\0"]
     for name in names:
-        journal.add(client=name, loss=math.inf)
+        journal.add(client=name)
     journal.flush()
     assert [event["client"] for event in read_journal(journal.path)] == names
-    assert next(read_journal(journal.path))["loss"] == math.inf
+
+
+def test_a_number_that_is_not_finite_is_null_because_json_has_no_infinity(journal):
+    journal.add(round=1, loss=math.inf, scores=[{"f1": math.nan, "accuracy": 0.5}, (-math.inf,)])
+    journal.flush()
+    wanted = b'{"round":1,"loss":null,"scores":[{"f1":null,"accuracy":0.5},[null]]}\n'
+    assert journal.path.read_bytes() == wanted
 
 
 def test_a_torn_last_line_is_not_there_yet(journal):
@@ -61,7 +67,7 @@ def test_a_broken_line_in_the_middle_is_named(line, journal):
     journal.path.write_bytes(b'{"round":0}\n' + line + b'\n{"round":1}\n')
     with pytest.raises(DamagedRecord, match=r"ledger.jsonl: line 2 is not a JSON object") as caught:
         list(read_journal(journal.path))
-    assert caught.value.exit_code == 3
+    assert caught.value.exit_code == 4
     with pytest.raises(DamagedRecord, match="line 2"):
         journal.drop_after(1)
 
@@ -128,6 +134,35 @@ def test_on_a_full_disk_events_wait_and_the_file_is_as_it_was(step, journal, ful
     assert journal.path.read_bytes() == b'{"round":0}\n'
     journal.flush(sync=True)
     assert rounds(journal.path) == [0, 1]
+
+
+def test_events_after_the_round_of_a_checkpoint_wait_and_are_not_counted_with_it(journal):
+    for event in ({"round": 1}, {"note": "kept"}, {"round": 2}, {"note": "waits"}, {"round": 1, "late": True}):
+        journal.append(event)
+    journal.flush(sync=True, up_to=1)
+    assert list(read_journal(journal.path)) == [{"round": 1}, {"note": "kept"}, {"round": 1, "late": True}]
+    assert journal.size == journal.path.stat().st_size == 12 + 16 + 24
+    journal.flush()
+    assert list(read_journal(journal.path))[3:] == [{"round": 2}, {"note": "waits"}]
+    journal.drop_after(1)
+    assert journal.size == journal.path.stat().st_size == 52
+
+
+def test_lines_to_drop_that_come_before_lines_to_keep_are_dropped_too(journal):
+    journal.path.write_bytes(b'{"round":0}\n{"round":2}\n{"round":1}\n')
+    journal.drop_after(1)
+    assert rounds(journal.path) == [0, 1]
+    assert journal.size == 24
+
+
+@pytest.mark.parametrize("change", [os.unlink, lambda path: os.truncate(path, 0)], ids=["removed", "emptied"])
+def test_a_journal_that_is_removed_or_emptied_during_a_run_stops_it(change, journal):
+    journal.add(round=0)
+    journal.flush()
+    change(journal.path)
+    journal.add(round=1)
+    with pytest.raises(FolderError, match="something else has removed or changed it while the run was going on"):
+        journal.flush()
 
 
 def test_what_json_cannot_say_is_refused_where_it_is_added(journal):

@@ -4,6 +4,7 @@ import pytest
 
 from potluck.ledger import CheckpointError, FolderError, Memories, remove_partial_files
 from potluck.ledger import memories as module
+from potluck.ledger.files import pack_with_checksum
 
 
 @pytest.fixture
@@ -12,7 +13,11 @@ def memories(tmp_path):
 
 
 def files(memories):
-    return sorted(path.name for path in memories.folder.rglob("*.mem"))
+    return sorted(path.name for path in memories.folder.rglob("*") if path.is_file())
+
+
+def pack_of(memories, round):
+    return memories.folder / f"round-{round:06d}.pack"
 
 
 def test_a_client_without_a_memory_has_none(memories):
@@ -37,7 +42,31 @@ def test_committing_a_round_again_replaces_it(memories):
     memories.commit(1, {"a": b"first"})
     memories.commit(1, {"a": b"second"})
     assert memories.read("a") == (1, b"second")
-    assert files(memories) == ["a@000001.mem"]
+    assert memories.totals() == (1, 1)
+    memories.commit(1, {"b": b"third"})
+    for reader in (memories, Memories(memories.folder)):
+        assert reader.read("a") == (1, b"second")
+        assert reader.read("b") == (1, b"third")
+        assert reader.totals() == (2, 2)
+    assert files(memories) == ["round-000001.pack"]
+
+
+def test_the_memories_of_a_round_are_one_file(memories):
+    memories.commit(1, {f"c{number}": b"%d" % number for number in range(300)})
+    assert files(memories) == ["round-000001.pack"]
+    assert Memories(memories.folder).read("c299") == (1, b"299")
+
+
+def test_the_totals_count_clients_and_sum_their_newest_versions(memories):
+    assert memories.totals() == (0, 0)
+    memories.commit(2, {"a": b"", "b": b""})
+    memories.commit(5, {"b": b"", "c": b""})
+    for reader in (memories, Memories(memories.folder)):
+        assert reader.totals() == (3, 2 + 5 + 5)
+        assert reader.totals(up_to=4) == (2, 2 + 2)
+        assert reader.totals(up_to=1) == (0, 0)
+    memories.forget_after(4)
+    assert memories.totals() == (2, 4)
 
 
 def test_versions_after_a_round_are_forgotten(memories):
@@ -49,68 +78,100 @@ def test_versions_after_a_round_are_forgotten(memories):
         assert forgetful.read("b") == (1, b"b1")
         assert forgetful.read("c") is None
         assert sorted(forgetful.clients()) == ["a", "b"]
-    assert files(memories) == ["a@000001.mem", "b@000001.mem"]
+    assert files(memories) == ["round-000001.pack"]
     memories.forget_after(-1)
     assert files(memories) == []
 
 
 @pytest.mark.parametrize("resumed", [False, True])
 def test_pruning_keeps_what_the_oldest_checkpoint_needs_and_everything_newer(resumed, memories):
-    for round in (1, 3, 5, 7):
-        memories.commit(round, {"a": b"%d" % round})
+    memories.commit(1, {"a": b"1"})
     memories.commit(2, {"b": b"b"})
+    for round in (3, 5, 7):
+        memories.commit(round, {"a": b"%d" % round})
     if resumed:
         memories = Memories(memories.folder)
         memories.forget_after(7)
     memories.prune(5)
-    assert files(memories) == ["a@000005.mem", "a@000007.mem", "b@000002.mem"]
+    assert files(memories) == [f"round-00000{round}.pack" for round in (2, 5, 7)]
     memories.prune(6)
     assert memories.read("a", 6) == (5, b"5")
     memories.prune(7)
-    assert files(memories) == ["a@000007.mem", "b@000002.mem"]
+    assert files(memories) == ["round-000002.pack", "round-000007.pack"]
     assert memories.read("a") == (7, b"7")
+    assert memories.read("b") == (2, b"b")
 
 
-def listings(monkeypatch):
-    """Every folder that is listed from now on."""
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_pack_that_is_mostly_waste_is_written_anew(resumed, memories):
+    memories.commit(0, {"a": bytes(1000), "b": b"kept", "c": bytes(100)})
+    memories.commit(1, {"a": bytes(1000)})
+    if resumed:
+        memories = Memories(memories.folder)
+    before = pack_of(memories, 0).stat().st_size
+    memories.prune(1)
+    assert files(memories) == ["round-000000.pack", "round-000001.pack"]
+    assert pack_of(memories, 0).stat().st_size < before - 1000
+    for reader in (memories, Memories(memories.folder)):
+        assert reader.read("b") == (0, b"kept")
+        assert reader.read("c") == (0, bytes(100))
+        assert reader.read("a") == (1, bytes(1000))
+        assert reader.read("a", 0) is None
+        assert reader.totals() == (3, 1)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_many_old_packs_are_merged_and_every_memory_stays(resumed, memories, monkeypatch):
+    monkeypatch.setattr(module, "MOST_OLD_PACKS", 4)
+    wanted = {}
+    for round in range(60):
+        staged = {f"c{(round * 7 + number) % 50}": f"{round} {number}".encode() for number in range(10)}
+        wanted |= {client: (round, payload) for client, payload in staged.items()}
+        memories.commit(round, staged)
+        memories.prune(round - 1)
+        if resumed and round % 7 == 0:
+            memories = Memories(memories.folder)
+            memories.forget_after(round)
+            memories.prune(round - 1)
+        assert len(files(memories)) <= 4 + 1
+        assert {client: memories.read(client) for client in wanted} == wanted
+    assert sorted(memories.clients()) == sorted(wanted)
+    assert memories.totals() == Memories(memories.folder).totals() == (50, sum(round for round, _ in wanted.values()))
+
+
+def test_the_disk_holds_at_most_twice_what_is_needed(memories):
+    for round in range(50):
+        memories.commit(round, {f"c{(round * 31 + number) % 100}": bytes(1000) for number in range(20)})
+        memories.prune(round)
+    held = sum(path.stat().st_size for path in memories.folder.iterdir())
+    assert 100 * 1000 <= held < 2 * 100 * 1300  # some bytes of header and index each
+
+
+def test_what_a_kill_in_the_middle_of_a_merge_leaves_twice_is_removed_at_the_next_pruning(memories, monkeypatch):
+    monkeypatch.setattr(module, "MOST_OLD_PACKS", 1)
+    memories.commit(1, {"a": b"1", "b": b"1"})
+    memories.commit(2, {"b": b"2", "c": b"2"})
+    older = pack_of(memories, 1).read_bytes()
+    memories.prune(2)
+    assert files(memories) == ["round-000002.pack"]
+    pack_of(memories, 1).write_bytes(older)
+    resumed = Memories(memories.folder)
+    assert resumed.totals(2) == (3, 1 + 2 + 2)
+    resumed.prune(2)
+    assert files(memories) == ["round-000002.pack"]
+    assert [resumed.read(client) for client in "abc"] == [(1, b"1"), (2, b"2"), (2, b"2")]
+
+
+def test_reads_and_commits_list_the_folder_once(memories, monkeypatch):
+    memories.commit(0, {"a": b"0"})
     listed, listdir = [], os.listdir
     monkeypatch.setattr(os, "listdir", lambda folder: (listed.append(folder), listdir(folder))[1])
-    return listed
-
-
-def test_reads_do_not_list_a_folder_again(memories, monkeypatch):
-    memories.commit(0, {"a": b"0"})
-    memories.read("b")
-    listed = listings(monkeypatch)
     for round in range(1, 10):
         assert memories.read("a") is not None
         assert memories.read("b") is None
         memories.commit(round, {"a": b"x"})
         memories.prune(round)
     assert listed == []
-
-
-def test_pruning_looks_only_at_clients_with_more_than_one_version(memories, monkeypatch):
-    memories.commit(0, {f"c{number}": b"" for number in range(300)})
-    memories.commit(1, {"c7": b""})
-    resumed = Memories(memories.folder)
-    resumed.forget_after(1)
-    looked_at = []
-    shard_of = module._shard_of
-    monkeypatch.setattr(module, "_shard_of", lambda name: (looked_at.append(name), shard_of(name))[1])
-    resumed.prune(1)
-    assert set(looked_at) == {"c7"}
-    assert len(files(memories)) == 300
-
-
-def test_what_is_kept_in_mind_is_bounded_and_forgetting_it_changes_nothing(memories, monkeypatch):
-    monkeypatch.setattr(module, "_SHARDS_CACHED", 2)
-    for round in (1, 2):
-        memories.commit(round, {f"c{number}": b"%d" % number for number in range(50)})
-    assert len(memories._shards) == 2
-    assert [memories.read(f"c{number}", 1) for number in range(50)] == [(1, b"%d" % number) for number in range(50)]
-    memories.prune(2)
-    assert len(files(memories)) == 50
 
 
 ODD = ["", ".", "..", "../../x", "/etc/passwd", "a b", "Zoë", "ZOË", "a@000001", "A", "a", "%41", "con", "x~y",
@@ -126,62 +187,102 @@ def test_any_text_can_be_a_clients_id(memories):
     assert remove_partial_files(memories.folder) == 0
 
 
-def test_file_names_differ_even_where_upper_and_lower_case_are_the_same(memories):
-    memories.commit(1, dict.fromkeys(ODD, b""))
-    assert len({path.lower() for path in files(memories)}) == len(ODD)
-    assert all(len(path) <= 255 and path.isascii() for path in files(memories))
-
-
-def test_clients_are_spread_over_many_folders(memories):
-    memories.commit(1, {f"c{number}": b"" for number in range(500)})
-    sizes = [len(list(shard.iterdir())) for shard in memories.folder.iterdir()]
-    assert sum(sizes) == 500
-    assert len(sizes) > 400
-    assert max(sizes) <= 5
-
-
-def test_a_commit_of_more_files_than_may_be_open_at_once_works(memories, start):
-    program = """
-import resource, sys
-from pathlib import Path
-from potluck.ledger import Memories
-resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
-Memories(Path(sys.argv[1])).commit(4, {str(n): b"%d" % n for n in range(300)})
-"""
-    assert start(memories.folder, program=program).communicate() == ("", "")
-    assert Memories(memories.folder).read("299") == (4, b"299")
-
-
 def test_a_damaged_memory_is_never_handed_out(memories):
-    memories.commit(1, {"a": b"one"})
+    memories.commit(1, {"a": b"one", "b": b"one"})
     memories.commit(2, {"a": b"two"})
-    (path,) = memories.folder.rglob("a@000002.mem")
+    path = pack_of(memories, 2)
     path.write_bytes(path.read_bytes()[:-1] + b"0")
-    with pytest.raises(CheckpointError, match=r"a@000002.mem: the memory of client 'a' .* checksum does not match"):
+    with pytest.raises(CheckpointError, match=r"000002.pack: the memory of client 'a' .* checksum does not match"):
         memories.read("a")
     assert memories.read("a", 1) == (1, b"one")
+    assert memories.read("b") == (1, b"one")
+
+
+def test_no_flip_of_a_bit_in_any_byte_of_a_pack_goes_unnoticed(memories):
+    memories.commit(1, {"a": b"one"})
+    path = pack_of(memories, 1)
+    sound = path.read_bytes()
+    for at in range(len(sound)):
+        flipped = bytearray(sound)
+        flipped[at] ^= 1 << at % 8
+        path.write_bytes(flipped)
+        with pytest.raises(CheckpointError):
+            Memories(memories.folder).read("a")
+
+
+@pytest.mark.parametrize("cut", [0, 1, 100, -1, -40])
+def test_a_pack_that_was_cut_is_named(cut, memories):
+    memories.commit(1, {"a": bytes(50), "b": bytes(50)})
+    path = pack_of(memories, 1)
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(CheckpointError, match=r"round-000001.pack: it cannot be used: .* Restore the file") as caught:
+        Memories(memories.folder).totals()
+    assert caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize("record", [(2**63, 10), (2**64 - 1, 2**64 - 1), (0, 2**40)])
+def test_an_index_with_a_valid_checksum_that_points_nowhere_costs_nothing(record, memories):
+    memories.folder.mkdir()
+    index = module._RECORD.pack(module._key("a"), 1, *record)
+    pieces = pack_with_checksum(index, kind="memories", round=1, memories=3)
+    pack_of(memories, 1).write_bytes(b"".join(pieces) + b"abc")
+    for use in (lambda: memories.read("a"), lambda: list(memories.clients())):
+        with pytest.raises(CheckpointError, match="its index is damaged"):
+            use()
 
 
 def test_a_memory_under_another_clients_name_is_never_handed_out(memories):
-    memories.commit(1, {"a": b"one", "b": b"one"})
-    (a,), (b,) = memories.folder.rglob("a@*"), memories.folder.rglob("b@*")
-    b.write_bytes(a.read_bytes())
+    memories.folder.mkdir()
+    memory = b"".join(pack_with_checksum(b"one", kind="memory", client="a", version=1))
+    index = module._RECORD.pack(module._key("b"), 1, 0, len(memory))
+    pieces = pack_with_checksum(index, kind="memories", round=1, memories=len(memory))
+    pack_of(memories, 1).write_bytes(b"".join(pieces) + memory)
     with pytest.raises(CheckpointError, match="it says client 'a' where 'b' should be"):
         memories.read("b")
+    with pytest.raises(CheckpointError, match="its index names another client"):
+        list(memories.clients())
+
+
+def test_a_damaged_memory_does_not_stop_a_merge_and_is_noticed_when_it_is_read(memories, monkeypatch):
+    monkeypatch.setattr(module, "MOST_OLD_PACKS", 1)
+    memories.commit(1, {"a": b"one"})
+    memories.commit(2, {"b": b"two"})
+    path = pack_of(memories, 1)
+    path.write_bytes(path.read_bytes()[:-1] + b"0")
+    memories.prune(2)
+    assert files(memories) == ["round-000002.pack"]
+    assert memories.read("b") == (2, b"two")
+    with pytest.raises(CheckpointError, match="the memory of client 'a' cannot be used: its checksum does not match"):
+        memories.read("a")
 
 
 @pytest.mark.parametrize("step", ["write", "fsync", "replace"])
 def test_a_full_disk_keeps_the_older_memories_and_the_commit_can_be_tried_again(step, memories, full_disk):
     memories.commit(1, {"a": b"one"})
     make_room = full_disk(step)
-    with pytest.raises(FolderError, match=r"a@000002.mem: cannot write .* bytes: No space left on device"):
+    with pytest.raises(FolderError, match=r"round-000002.pack: cannot write .* bytes: No space left on device"):
         memories.commit(2, {"a": b"two", "b": b"two"})
     make_room()
-    assert files(memories) == ["a@000001.mem"]
+    assert files(memories) == ["round-000001.pack"]
     assert memories.read("a") == (1, b"one")
+    assert memories.totals() == (1, 1)
     memories.commit(2, {"a": b"two", "b": b"two"})
     assert memories.read("b") == (2, b"two")
+    assert memories.totals() == (2, 4)
     assert remove_partial_files(memories.folder) == 0
+
+
+@pytest.mark.parametrize("step", ["write", "fsync", "replace"])
+def test_a_full_disk_during_a_merge_loses_nothing(step, memories, full_disk, monkeypatch):
+    monkeypatch.setattr(module, "MOST_OLD_PACKS", 1)
+    memories.commit(1, {"a": b"one"})
+    memories.commit(2, {"b": b"two"})
+    make_room = full_disk(step)
+    with pytest.raises(FolderError, match="No space left on device"):
+        memories.prune(2)
+    make_room()
+    for reader in (memories, Memories(memories.folder)):
+        assert (reader.read("a"), reader.read("b")) == ((1, b"one"), (2, b"two"))
 
 
 def test_a_commit_of_nothing_makes_nothing(memories):
@@ -189,31 +290,22 @@ def test_a_commit_of_nothing_makes_nothing(memories):
     assert not memories.folder.exists()
 
 
-def test_after_a_commit_that_failed_half_way_what_it_left_can_be_forgotten(memories, monkeypatch):
+def test_files_that_are_not_packs_are_left_alone(memories):
     memories.commit(1, {"a": b"one"})
-    replace, calls = os.replace, []
-
-    def fail_the_second(source, target):
-        calls.append(target)
-        if len(calls) == 2:
-            raise OSError(5, "Input/output error")
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", fail_the_second)
-    with pytest.raises(FolderError, match=r"b@000002.mem: cannot write .* bytes: Input/output error"):
-        memories.commit(2, {"a": b"two", "b": b"two"})
-    assert files(memories) == ["a@000001.mem", "a@000002.mem"]
-    memories.forget_after(1)
-    assert files(memories) == ["a@000001.mem"]
-    assert memories.read("a") == (1, b"one")
+    for name in ("notes.txt", "round-2.pack", "round-0000003.pack"):
+        (memories.folder / name).write_bytes(b"")
+    resumed = Memories(memories.folder)
+    resumed.forget_after(1)
+    resumed.prune(1)
+    assert resumed.read("a") == (1, b"one")
+    assert len(files(memories)) == 4
 
 
-def test_memories_and_their_names_are_on_the_disk_when_the_commit_returns(memories, monkeypatch):
+def test_memories_and_their_name_are_on_the_disk_when_the_commit_returns(memories, monkeypatch):
     memories.commit(1, {"a": b"one", "b": b"one"})
     steps = []
     for step in ("write", "fsync", "replace"):
         original = getattr(os, step)
         monkeypatch.setattr(os, step, lambda *a, step=step, original=original: (steps.append(step), original(*a))[1])
     memories.commit(2, {"a": b"two", "b": b"two"})
-    # A head and a payload each; both files; both names; their two shards and the folder of all shards.
-    assert steps == ["write"] * 4 + ["fsync"] * 2 + ["replace"] * 2 + ["fsync"] * 3
+    assert steps == ["write", "fsync", "replace", "fsync"]  # the file, its name, the folder

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from tiny_runs import cohorts, kept, tiny
+from tiny_runs import cohorts, tiny
 
 from potluck.core import SERVER, Client, InputError, SettingsError
-from potluck.ledger import CheckpointError, MissingRun
+from potluck.ledger import CheckpointError, MissingRun, RunFolder
 from potluck.models import load
 from potluck.run import assemble, export, run
 from potluck.run.session import state_of
@@ -20,6 +20,11 @@ def trained(tmp_path_factory):
     return run(tiny(method=AVERAGED), out / "averaged"), run(tiny(method={"name": "local"}), out / "alone")
 
 
+def checkpoint_of(folder):
+    with RunFolder.open(folder) as opened:
+        return opened.latest(pytest.fail)
+
+
 def scores_of(net, setup):
     with torch.no_grad():
         return net.eval()(setup.context.datasets.shard(SERVER).test.all()["x"])
@@ -30,7 +35,7 @@ def test_an_exported_model_computes_what_the_served_one_does(tier, trained, tmp_
     averaged, _ = trained
     export(averaged.folder, tmp_path / "model", tier=tier)
     setup = assemble(tiny(method=AVERAGED))
-    state = state_of(setup, kept(averaged.folder)[1]["state"])
+    state = state_of(setup, averaged.folder, *checkpoint_of(averaged.folder))
     chosen = next(each for each in setup.context.zoo.tiers if each.name == (tier or "large"))
     served = setup.context.method.serve(state, Client(SERVER, chosen), setup.context.zoo)
     net = load(tmp_path / "model")
@@ -86,11 +91,10 @@ def test_what_cannot_be_exported_is_refused(trained, tmp_path):
 
 
 def test_a_run_without_a_checkpoint_cannot_be_exported_yet(tmp_path):
-    found = run(tiny(rounds=0), tmp_path / "run")
-    for path in (found.folder / "checkpoints").iterdir():
-        path.unlink()
+    text = (run(tiny(rounds=0), tmp_path / "run").folder / "settings.toml").read_text()
+    RunFolder.create(tmp_path / "new", text, {}, mark="").close()
     with pytest.raises(CheckpointError, match="holds no checkpoint yet; let it finish a round first"):
-        export(found.folder, tmp_path / "model")
+        export(tmp_path / "new", tmp_path / "model")
 
 
 def test_a_static_norm_is_exported_with_the_statistics_that_clients_gather(tmp_path):

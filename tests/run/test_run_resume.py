@@ -1,13 +1,17 @@
+import json
 import os
 import shutil
 import signal
+from dataclasses import dataclass
 
 import pytest
 from tiny_runs import Fragile, Liar, Listener, StopsAfter, TouchesAfter, events, kept, killed_after, scores, tiny
 
-from potluck.core import SettingsError
-from potluck.ledger import CheckpointError, FolderError, MissingRun, read_run
-from potluck.run import Interrupted, resume, run
+from potluck.core import Model, SettingsError, pack, unpack
+from potluck.ledger import CheckpointError, FolderError, MissingRun, RunFolder, read_run
+from potluck.methods import FedAvg
+from potluck.run import Interrupted, export, resume, run
+from potluck.run.client_state import ClientStateCache
 
 
 @pytest.fixture(scope="module")
@@ -222,13 +226,120 @@ def test_another_models_checkpoint_is_never_loaded(tmp_path):
     assert heard.warnings[1] == "resumed at round 2"
 
 
+def as_before_the_first_checkpoint(folder):
+    """Makes a run folder look as if its run had been killed before it wrote a checkpoint."""
+    shutil.rmtree(folder / "checkpoints")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["saved"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
 def test_without_any_checkpoint_the_run_starts_at_round_0_and_says_so(tmp_path, whole):
     killed_after(1, five(), tmp_path / "run")
-    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    as_before_the_first_checkpoint(tmp_path / "run")
     heard = Listener()
     found = resume(tmp_path / "run", watch=heard)
     assert heard.warnings[0] == "no checkpoint was written yet: starting at round 0"
     assert same(found, whole())
+
+
+def test_if_the_checkpoints_of_a_run_are_gone_it_does_not_start_anew(tmp_path):
+    killed_after(1, five(), tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    with pytest.raises(CheckpointError, match="the checkpoints of this run are missing"):
+        resume(tmp_path / "run")
+
+
+def test_if_the_memories_of_clients_are_gone_the_run_does_not_go_on_and_exports_nothing(tmp_path):
+    run(tiny(rounds=2, method={"name": "scaffold"}, tier=[{"name": "all"}]), tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "memory")
+    for use in (lambda: resume(tmp_path / "run", rounds=3), lambda: export(tmp_path / "run", tmp_path / "model")):
+        with pytest.raises(CheckpointError, match="memories are missing: at the checkpoint of round 2"):
+            use()
+
+
+def progress(done, **changes):
+    return {
+        "done": done,
+        "strikes": {},
+        "seen": {},
+        "totals": {},
+        "trained": {},
+        "uploads": {},
+        "stopped": False,
+    } | changes
+
+
+OTHER_CONTENTS = [
+    b"no message",
+    pack(None),
+    pack([1]),
+    pack({}),
+    pack({"progress": progress(2), "scores": None}),
+    pack({"progress": progress(2), "state": {}, "scores": None}),
+    pack({"progress": progress(2), "state": {"model": 7}, "scores": None}),
+    pack({"progress": progress(3), "state": {"model": 7}, "scores": None}),
+    pack({"progress": progress(2, strikes=7), "state": {"model": 7}, "scores": None}),
+    pack({"progress": {"other": 1}, "state": {}, "scores": None}),
+]
+
+
+@pytest.mark.parametrize("content", OTHER_CONTENTS, ids=range(len(OTHER_CONTENTS)))
+def test_a_valid_checksum_around_something_else_ends_with_4(content, tmp_path, finished):
+    shutil.copytree(finished, tmp_path / "run")
+    with RunFolder.open(tmp_path / "run") as folder:
+        folder.checkpoints.write(2, content, folder.checkpoints.needs(2))
+    for use in (lambda: resume(tmp_path / "run", rounds=3), lambda: export(tmp_path / "run", tmp_path / "model")):
+        with pytest.raises(
+            CheckpointError, match="the checkpoint of round 2 is unchanged, but holds no state"
+        ) as caught:
+            use()
+        assert caught.value.exit_code == 4
+
+
+def test_a_checkpoint_whose_model_lacks_a_tensor_ends_with_4(tmp_path, finished):
+    shutil.copytree(finished, tmp_path / "run")
+    with RunFolder.open(tmp_path / "run") as folder:
+        content = unpack(folder.latest(pytest.fail)[1])
+        model = content["state"]["model"]
+        content["state"]["model"] = Model(model.spec, dict(list(model.arrays.items())[1:]))
+        folder.checkpoints.write(2, pack(content), folder.checkpoints.needs(2))
+    with pytest.raises(CheckpointError, match="'model' has other tensors than its network"):
+        resume(tmp_path / "run", rounds=3)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A folder with a run of two rounds."""
+    return run(tiny(rounds=2), tmp_path_factory.mktemp("finished") / "run").folder
+
+
+@pytest.mark.parametrize("content", [b"no message", pack(7)])
+def test_a_memory_with_a_valid_checksum_around_something_else_ends_with_4(content):
+    kept = ClientStateCache(lambda client: (1, content))
+    with pytest.raises(CheckpointError, match="the memory of client 'c1' is unchanged, but holds no memory"):
+        kept.get("c1", 1)
+
+
+@dataclass(frozen=True)
+class RemovesItsFolder(FedAvg):
+    """FedAvg during whose second round somebody removes the run folder."""
+
+    folder: str = ""
+
+    def round(self, state, now):
+        if now.index == 1:
+            shutil.rmtree(self.folder)
+        return super().round(state, now)
+
+
+def test_a_run_whose_folder_is_removed_stops_at_its_next_write_and_makes_no_new_one(tmp_path):
+    heard, path = Listener(), tmp_path / "run"
+    with pytest.raises(FolderError, match="run was removed or replaced while the run was going on") as caught:
+        run(tiny(rounds=9), path, method=RemovesItsFolder(folder=str(path)), watch=heard)
+    assert caught.value.exit_code == 6
+    assert heard.warnings == []
+    assert not path.exists()
 
 
 def test_a_folder_that_holds_a_run_takes_no_other_and_stays_as_it_is(tmp_path):

@@ -95,12 +95,12 @@ def resume(
 ) -> None:
     """Continue a run that was stopped; the result is the same as without the stop."""
     from potluck.cli import display
-    from potluck.ledger import read_run
+    from potluck.ledger import planned_rounds, read_run
     from potluck.run import resume as continue_run
 
     manifest = read_run(folder).manifest
-    length = int(manifest["rounds"]) if rounds is None else rounds
-    with display.show_progress(length, str(manifest["name"])) as watch:
+    length = planned_rounds(folder, manifest) if rounds is None else rounds
+    with display.show_progress(length, str(manifest.get("name", folder.name))) as watch:
         result = continue_run(folder, rounds=rounds, engine=engine.value if engine else None, watch=watch)
     display.print_result(result, format is Format.json)
 

@@ -4,15 +4,22 @@ Standard library only, so that reading a run starts at once.
 """
 
 from potluck.ledger.checkpoints import Checkpoints
-from potluck.ledger.errors import CheckpointError, DamagedRecord, FolderError, LedgerError, MissingRun
-from potluck.ledger.files import remove_partial_files, write_atomically
-from potluck.ledger.folder import RunFiles, RunFolder, read_run
+from potluck.ledger.errors import (
+    CheckpointError,
+    DamagedRecord,
+    FolderError,
+    LedgerError,
+    MissingRun,
+    UnreadableSettings,
+)
+from potluck.ledger.files import read_regular, remove_partial_files, write_atomically
+from potluck.ledger.folder import RunFiles, RunFolder, planned_rounds, read_run
 from potluck.ledger.journal import Journal, read_journal, replace_nonfinite
 from potluck.ledger.lock import Lock
 from potluck.ledger.memories import Memories
 
 __all__ = [
     "CheckpointError", "Checkpoints", "DamagedRecord", "FolderError", "Journal", "LedgerError", "Lock", "Memories",
-    "MissingRun", "RunFiles", "RunFolder", "read_journal", "read_run", "remove_partial_files",
-    "replace_nonfinite", "write_atomically",
+    "MissingRun", "RunFiles", "RunFolder", "UnreadableSettings", "planned_rounds", "read_journal", "read_regular",
+    "read_run", "remove_partial_files", "replace_nonfinite", "write_atomically",
 ]  # fmt: skip

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from potluck.ledger.errors import CheckpointError, os_error, printable
+from potluck.ledger.errors import CheckpointError, printable
 from potluck.ledger.files import (
     ForeignFile,
     InvalidFile,
-    make_folder,
+    list_subfolder,
+    make_subfolder,
     pack_with_checksum,
     read_with_checksum,
     remove,
@@ -36,14 +36,19 @@ class Checkpoints:
         self.mark = mark
         self.keep = keep
         self._known: dict[int, str] = {}  # valid, broken or foreign; so that a file is verified only once
+        self._needs: dict[int, dict[str, int]] = {}
 
-    def write(self, round: int, payload: bytes) -> Path:
-        """Writes the state after this round, then removes older ones. When this returns, it is on the disk."""
+    def write(self, round: int, payload: bytes, needs: Mapping[str, int] | None = None) -> Path:
+        """Writes the state after this round, then removes older ones. When this returns, it is on the disk.
+
+        `needs`: what else the run folder holds by now, see `needs`.
+        """
         if round < 0:
             raise ValueError(f"rounds count from 0; there is no round {round}")
-        make_folder(self.folder)
+        make_subfolder(self.folder)
         path = self._path(round)
-        write_atomically(path, *pack_with_checksum(payload, kind="checkpoint", round=round, mark=self.mark))
+        facts = {"kind": "checkpoint", "round": round, "mark": self.mark, "needs": dict(needs or {})}
+        write_atomically(path, *pack_with_checksum(payload, **facts))
         self._known[round] = _VALID
         self.prune(spare=round)
         return path
@@ -69,6 +74,12 @@ class Checkpoints:
             )
         return None
 
+    def needs(self, round: int) -> Mapping[str, int]:
+        """What the run folder must hold besides this valid checkpoint, as it was when the checkpoint was written."""
+        if round not in self._needs:
+            self._load(round)
+        return self._needs[round]
+
     def rounds(self) -> list[int]:
         """The rounds with a valid checkpoint, oldest first."""
         return [round for round in self._list() if self._status(round) == _VALID]
@@ -89,7 +100,8 @@ class Checkpoints:
 
     def _load(self, round: int) -> bytes:
         try:
-            payload = read_with_checksum(self._path(round), kind="checkpoint", round=round, mark=self.mark)
+            header, payload = read_with_checksum(self._path(round), kind="checkpoint", round=round, mark=self.mark)
+            self._needs[round] = _checked_needs(header.get("needs"))
         except InvalidFile as fault:
             self._known[round] = _FOREIGN if isinstance(fault, ForeignFile) else _BROKEN
             raise
@@ -97,14 +109,15 @@ class Checkpoints:
         return payload
 
     def _list(self) -> list[int]:
-        try:
-            names = os.listdir(self.folder)
-        except FileNotFoundError:
-            return []
-        except OSError as fault:
-            raise os_error(self.folder, "cannot list the folder", fault) from fault
+        names = list_subfolder(self.folder)
         rounds = {int(match[1]) for name in names if (match := _NAME.fullmatch(name))}
         return sorted(round for round in rounds if self._path(round).name in names)
 
     def _path(self, round: int) -> Path:
         return self.folder / f"round-{round:06d}.ckpt"
+
+
+def _checked_needs(found: object) -> dict[str, int]:
+    if not isinstance(found, dict) or any(type(number) is not int for number in found.values()):
+        raise InvalidFile("its header is damaged")
+    return found

@@ -18,14 +18,20 @@ class MissingRun(LedgerError):
     exit_code = 3
 
 
-class DamagedRecord(LedgerError):
-    """A manifest or journal that something else has changed."""
+class UnreadableSettings(LedgerError):
+    """The settings of a run are not the UTF-8 text that was written."""
 
-    exit_code = 3
+    exit_code = 2
+
+
+class DamagedRecord(LedgerError):
+    """A manifest, journal or lock that something else has changed."""
+
+    exit_code = 4
 
 
 class CheckpointError(LedgerError):
-    """Checkpoints or memories exist, but none that is needed is valid."""
+    """Checkpoints or memories that are needed are missing, or none is valid."""
 
     exit_code = 4
 

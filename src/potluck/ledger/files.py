@@ -1,7 +1,10 @@
 """Files that are written completely or not at all, and files with a checksum.
 
-A file with a checksum has one line of JSON, the header, and then the payload. The header gives the length and the
-sha256 of the payload, and facts such as the round. A reader checks all of them before it uses a byte.
+A file with a checksum has one line of JSON, the header, and then the payload. The header gives facts such as the round,
+the length of the payload, and the sha256 of facts and payload. A reader checks all of them before it uses a byte.
+
+No file in a run folder is opened through a symbolic link, and none that is not a regular file: whoever hands over a
+run folder must not choose what else is read or written, and a pipe must not make a reader wait.
 """
 
 from __future__ import annotations
@@ -10,76 +13,101 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import stat
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from potluck.ledger.errors import os_error
+from potluck.ledger.errors import DamagedRecord, os_error, printable
 
 # A temporary name is not made from the final name, which may already have all the 255 bytes allowed.
 _PREFIX, _SUFFIX = ".potluck-", ".part"
-_SCHEMA = 1
+_SCHEMA = 2
 _LONGEST_HEADER = 1 << 20
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM}
+# O_NONBLOCK: to open a pipe must not wait for its other end. It changes nothing for regular files.
+_PLAIN_OPEN = sum({getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY", "O_CLOEXEC")})
+
+
+class NotRegular(Exception):
+    """A symbolic link, pipe, device or folder where a file should be; the text says which."""
+
+
+def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Opens a regular file, and nothing else, without following a symbolic link; returns its descriptor."""
+    try:
+        descriptor = os.open(path, flags | _PLAIN_OPEN, 0o666)
+    except OSError:
+        with suppress(OSError):
+            if not stat.S_ISREG(os.lstat(path).st_mode):
+                raise NotRegular(f"it is {_kind(os.lstat(path).st_mode)}, not a file") from None
+        raise
+    if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NotRegular(f"it is {_kind(mode)}, not a file")
+    return descriptor
+
+
+def _kind(mode: int) -> str:
+    if stat.S_ISLNK(mode):
+        return "a symbolic link"
+    if stat.S_ISDIR(mode):
+        return "a folder"
+    return "a pipe" if stat.S_ISFIFO(mode) else "a device or socket"
+
+
+def read_regular(path: Path) -> bytes:
+    """The bytes of a regular file of a run folder."""
+    try:
+        with open(open_regular(path), "rb") as file:
+            return file.read()
+    except NotRegular as fault:
+        raise not_regular(path, fault) from None
+    except OSError as fault:
+        raise os_error(path, "cannot read the file", fault) from fault
+
+
+def not_regular(path: Path, fault: NotRegular) -> DamagedRecord:
+    """The error to raise if a file of a run folder is none."""
+    return DamagedRecord(f"{printable(path)}: {fault}. Remove it, or restore the file from a backup.")
 
 
 def write_atomically(path: Path, *chunks: bytes) -> None:
     """Writes these bytes to `path`, all or none; when this returns they survive a kill and a power cut."""
-    write_together([(path, chunks)], path.parent)
-    with _name_file_in_errors(path, chunks):
+    write_stream(path, chunks, sum(map(len, chunks)))
+
+
+def write_stream(path: Path, chunks: Iterable[bytes], size: int) -> None:
+    """Writes chunks that are made one after another, `size` bytes together; all or none, as `write_atomically`."""
+    part = temporary_path(path.parent)
+    try:
+        with _name_file_in_errors(path, size):
+            descriptor = open_new(part)
+            try:
+                write_all(descriptor, chunks)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.replace(part, path)
+    except BaseException:
+        discard(part)
+        raise
+    with _name_file_in_errors(path, size):
         sync_folder(path.parent)
 
 
-def write_together(files: Sequence[tuple[Path, Sequence[bytes]]], aside: Path) -> None:
-    """Writes several files, each completely or not at all; temporary files are in the folder `aside`.
-
-    All are written before the first fsync, so that the disk can flush many at once. Each is complete and on the disk
-    before it gets its name. The caller must call `sync_folder` to make the names survive a power cut.
-    """
-    parts = [temporary_path(aside) for _ in files]
-    try:
-        _write_parts(files, parts)
-        for (path, chunks), part in zip(files, parts, strict=True):
-            with _name_file_in_errors(path, chunks):
-                os.replace(part, path)
-    except BaseException:
-        for part in parts:
-            discard(part)
-        raise
-
-
-def _write_parts(files: Sequence[tuple[Path, Sequence[bytes]]], parts: Sequence[Path]) -> None:
-    descriptors: list[int] = []
-    try:
-        for (path, chunks), part in zip(files, parts, strict=True):
-            with _name_file_in_errors(path, chunks):
-                descriptors.append(open_new(part))
-                write_all(descriptors[-1], chunks)
-        for (path, chunks), descriptor in zip(files, descriptors, strict=True):
-            with _name_file_in_errors(path, chunks):
-                os.fsync(descriptor)
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
-
-
 @contextmanager
-def _name_file_in_errors(path: Path, chunks: Sequence[bytes]) -> Iterator[None]:
+def _name_file_in_errors(path: Path, size: int) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as fault:
-        raise os_error(path, f"cannot write {sum(map(len, chunks))} bytes", fault) from fault
+        raise os_error(path, f"cannot write {size} bytes", fault) from fault
 
 
 def remove_partial_files(folder: Path) -> int:
     """Removes temporary files that killed writers left in this folder; returns their number."""
-    try:
-        names = os.listdir(folder)
-    except FileNotFoundError:
-        return 0
-    except OSError as fault:
-        raise os_error(folder, "cannot list the folder", fault) from fault
+    names = list_subfolder(folder)
     left = [folder / name for name in names if name.startswith(_PREFIX) and name.endswith(_SUFFIX)]
     for path in left:
         remove(path)
@@ -103,6 +131,36 @@ def _make_with_parents(path: Path) -> None:
     sync_folder(path.parent)
 
 
+def make_subfolder(path: Path) -> None:
+    """Makes a folder within a run folder, but not the run folder itself: one that was removed stays removed."""
+    try:
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            return
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as fault:
+        raise os_error(path, "cannot make the folder", fault) from fault
+    try:
+        os.mkdir(path)
+        sync_folder(path.parent)
+    except OSError as fault:
+        raise os_error(path, "cannot make the folder", fault) from fault
+
+
+def list_subfolder(path: Path) -> list[str]:
+    """The names in a folder within a run folder; none if there is no such folder. A link to a folder is refused."""
+    try:
+        mode = os.lstat(path).st_mode
+        if not stat.S_ISDIR(mode):
+            kind = "a file" if stat.S_ISREG(mode) else _kind(mode)
+            raise DamagedRecord(f"{printable(path)}: it is {kind}, not a folder. Restore the folder from a backup.")
+        return os.listdir(path)
+    except FileNotFoundError:
+        return []
+    except OSError as fault:
+        raise os_error(path, "cannot list the folder", fault) from fault
+
+
 def remove(path: Path) -> None:
     """Removes a file; it is no error if there is none."""
     try:
@@ -123,7 +181,7 @@ def open_new(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
 
 
-def write_all(descriptor: int, chunks: Sequence[bytes]) -> None:
+def write_all(descriptor: int, chunks: Iterable[bytes]) -> None:
     """Writes every byte; the operating system may take fewer at a time than it is given."""
     for chunk in chunks:
         rest = memoryview(chunk)
@@ -157,38 +215,70 @@ class InvalidFile(Exception):
 
 
 class ForeignFile(InvalidFile):
-    """A file that may be fine but belongs to another run or a newer Potluck: do not use it, do not remove it."""
+    """A file that may be fine but belongs to another run or another Potluck: do not use it, do not remove it."""
 
 
-def pack_with_checksum(payload: bytes, **facts: str | int) -> tuple[bytes, bytes]:
+def pack_with_checksum(payload: bytes, **facts: Any) -> tuple[bytes, bytes]:
     """The two pieces of a file with a checksum: the header, with these facts, and the payload."""
-    header = {"schema": _SCHEMA, **facts, "bytes": len(payload), "sha256": hashlib.sha256(payload).hexdigest()}
-    return json.dumps(header, separators=(",", ":")).encode() + b"\n", payload
+    header = {"schema": _SCHEMA, **facts, "bytes": len(payload)}
+    header["sha256"] = _checksum(header, payload)
+    return _line(header), payload
 
 
-def read_with_checksum(path: Path, **facts: str | int) -> bytes:
-    """Reads the payload of a file; raises `InvalidFile` if it is damaged or its header gives other facts."""
+def read_with_checksum(path: Path, **facts: str | int) -> tuple[Mapping[str, Any], bytes]:
+    """Reads header and payload of a file; raises `InvalidFile` if it is damaged or its header gives other facts."""
+    with open_checked(path) as file:
+        header = read_header(file, **facts)
+        return header, read_payload(file, header, os.fstat(file.fileno()).st_size - file.tell())
+
+
+@contextmanager
+def open_checked(path: Path) -> Iterator[BinaryIO]:
+    """Opens a file to read what has a checksum; raises `InvalidFile` if that fails, also while it is read."""
     try:
-        with open(path, "rb") as file:
-            header = _read_header(file)
-            for name, value in facts.items():
-                _check_fact(name, header.get(name), value)
-            return _read_payload(file, header)
+        with open(open_regular(path), "rb") as file:
+            yield file
+    except NotRegular as fault:
+        raise InvalidFile(str(fault)) from None
     except OSError as fault:
         raise InvalidFile(f"it cannot be read ({fault.strerror})") from fault
 
 
-def read_header(path: Path) -> Mapping[str, Any]:
-    """Reads the header of a file; the payload is not checked."""
+def read_header(file: BinaryIO, **facts: str | int) -> Mapping[str, Any]:
+    """Reads a header, which must give these facts; they are certain once `read_payload` has checked the checksum."""
+    header = _parse_header(file.readline(_LONGEST_HEADER))
+    for name, value in facts.items():
+        _check_fact(name, header.get(name), value)
+    return header
+
+
+def read_payload(file: BinaryIO, header: Mapping[str, Any], length: int) -> bytes:
+    """Reads the payload after a header; it must have this length."""
+    # Check the length before reading, so that a header that promises terabytes costs nothing.
+    if type(header.get("bytes")) is not int or header["bytes"] != length:
+        raise InvalidFile(f"it holds {length} bytes where {header.get('bytes')!a} should be")
+    payload, facts = file.read(length), {name: value for name, value in header.items() if name != "sha256"}
     try:
-        with open(path, "rb") as file:
-            return _read_header(file)
-    except OSError as fault:
-        raise InvalidFile(f"it cannot be read ({fault.strerror})") from fault
+        matches = _checksum(facts, payload) == header.get("sha256")
+    except RecursionError:
+        raise InvalidFile("its header is damaged") from None
+    if not matches:
+        raise InvalidFile("its checksum does not match")
+    return payload
 
 
-def _read_header(file: BinaryIO) -> Mapping[str, Any]:
-    line = file.readline(_LONGEST_HEADER)
+def _line(header: Mapping[str, Any]) -> bytes:
+    return json.dumps(header, separators=(",", ":")).encode() + b"\n"
+
+
+def _checksum(header: Mapping[str, Any], payload: bytes) -> str:
+    """Over the header without its checksum, and the payload."""
+    total = hashlib.sha256(_line(header))
+    total.update(payload)
+    return total.hexdigest()
+
+
+def _parse_header(line: bytes) -> Mapping[str, Any]:
     if not line:
         raise InvalidFile("it is empty")
     try:
@@ -197,10 +287,9 @@ def _read_header(file: BinaryIO) -> Mapping[str, Any]:
         header = None
     if not line.endswith(b"\n") or not isinstance(header, dict) or type(header.get("schema")) is not int:
         raise InvalidFile("its header is damaged")
-    if header["schema"] > _SCHEMA:
-        raise ForeignFile(f"a newer Potluck wrote it (schema {header['schema']}; this one reads {_SCHEMA})")
     if header["schema"] != _SCHEMA:
-        raise InvalidFile("its header is damaged")
+        age = "a newer" if header["schema"] > _SCHEMA else "an older"
+        raise ForeignFile(f"{age} Potluck wrote it (schema {header['schema']}; this one reads {_SCHEMA})")
     return header
 
 
@@ -212,14 +301,3 @@ def _check_fact(name: str, found: object, wanted: str | int) -> None:
     if name == "mark":
         raise ForeignFile(f"it belongs to another model or other settings (mark {found!a}, this run's is {wanted!a})")
     raise InvalidFile(f"it says {name} {found!a} where {wanted!a} should be")
-
-
-def _read_payload(file: BinaryIO, header: Mapping[str, Any]) -> bytes:
-    # Check the length before reading, so that a header that promises terabytes costs nothing.
-    length = os.fstat(file.fileno()).st_size - file.tell()
-    if length != header.get("bytes"):
-        raise InvalidFile(f"it holds {length} bytes where {header.get('bytes')!a} should be")
-    payload = file.read()
-    if hashlib.sha256(payload).hexdigest() != header.get("sha256"):
-        raise InvalidFile("its checksum does not match")
-    return payload

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -13,17 +14,40 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from potluck.ledger.checkpoints import Checkpoints
-from potluck.ledger.errors import DamagedRecord, FolderError, LedgerError, MissingRun, os_error, printable
-from potluck.ledger.files import make_folder, remove_partial_files, write_atomically
+from potluck.ledger.errors import (
+    CheckpointError,
+    DamagedRecord,
+    FolderError,
+    LedgerError,
+    MissingRun,
+    UnreadableSettings,
+    os_error,
+    printable,
+)
+from potluck.ledger.files import (
+    NotRegular,
+    make_folder,
+    not_regular,
+    open_regular,
+    read_regular,
+    remove_partial_files,
+    write_atomically,
+)
 from potluck.ledger.journal import Journal, read_journal
 from potluck.ledger.lock import Lock
 from potluck.ledger.memories import Memories
 
-SCHEMA = 1
+SCHEMA = 2
+READABLE_SCHEMAS = (1, 2)
+"""Schemas whose manifest, settings and journals are as today; only the newest can be resumed."""
 SETTINGS, MANIFEST, EVENTS, SCORES = "settings.toml", "manifest.json", "ledger.jsonl", "scores.jsonl"
 FEATURES = "features.json"
 _CHECKPOINTS, _MEMORY = "checkpoints", "memory"
 _FIXED_FIELDS = ("schema", "mark", "keep")
+_SAVED = "saved"
+"""In the manifest once a checkpoint was written: from then on there must be one."""
+_RESTORE = "Restore it from a backup, or start a new run with another --out."
+_CLIENTS, _VERSIONS = "clients with a memory", "sum of their versions"
 
 
 class RunFolder:
@@ -37,6 +61,7 @@ class RunFolder:
         self.checkpoints = Checkpoints(path / _CHECKPOINTS, mark, keep)
         self.memories = Memories(path / _MEMORY)
         self._lock = lock
+        self._saved = False
 
     @classmethod
     def create(cls, path: Path, settings: str, manifest: Mapping[str, Any], mark: str, keep: int = 2) -> RunFolder:
@@ -61,10 +86,10 @@ class RunFolder:
     @classmethod
     def open(cls, path: Path) -> RunFolder:
         """Opens a run that was stopped or killed, to continue it; call `rewind` next."""
-        read_manifest(path)  # before locking, which would leave a file in a folder that is not a run
+        _read_current_manifest(path)  # before locking, which would leave a file in a folder that is not a run
         lock = Lock(path / "lock")
         try:
-            manifest = read_manifest(path)
+            manifest = _read_current_manifest(path)
             folder = cls(path, lock, str(manifest["mark"]), int(manifest["keep"]))
             folder._remove_partial_files()
             return folder
@@ -78,22 +103,43 @@ class RunFolder:
         The checkpoint decides: everything else is on the disk before it, and without it `rewind` drops the rest. So
         add the events and scores of a round to the journals before calling this.
         """
-        self.prepare(round, memories or {})
-        self.checkpoints.write(round, payload)
+        needs = self.prepare(round, memories or {})
+        self.checkpoints.write(round, payload, needs)
         self.prune()
 
-    def prepare(self, round: int, memories: Mapping[str, bytes]) -> None:
-        """Writes what the checkpoint of this round needs; call `checkpoints.write` and `prune` after it."""
+    def prepare(self, round: int, memories: Mapping[str, bytes]) -> dict[str, int]:
+        """Writes what the checkpoint of this round needs, and returns a summary of it.
+
+        Call `checkpoints.write` with the summary after it, and then `prune`.
+        """
+        self._lock.check()
         self.memories.commit(round, memories)
-        self.journal.flush(sync=True)
-        self.scores.flush(sync=True)
+        self.journal.flush(sync=True, up_to=round)
+        self.scores.flush(sync=True, up_to=round)
+        clients, versions = self.memories.totals()
+        return {EVENTS: self.journal.size, SCORES: self.scores.size, _CLIENTS: clients, _VERSIONS: versions}
+
+    def latest(self, warn: Callable[[str], None]) -> tuple[int, bytes] | None:
+        """The newest valid checkpoint, as (round, payload); None if none was ever written.
+
+        It is an error if something that belongs to the checkpoint is missing, or if there must be one.
+        """
+        found = self.checkpoints.latest(warn)
+        if found is not None:
+            self._require_parts(found[0])
+        elif self.manifest().get(_SAVED):
+            raise CheckpointError(
+                f"{printable(self.checkpoints.folder)}: the checkpoints of this run are missing. {_RESTORE}"
+            )
+        return found
 
     def rewind(self, warn: Callable[[str], None]) -> tuple[int, bytes] | None:
         """Goes back to the newest valid checkpoint and drops all that came after it; returns (round, payload).
 
-        None if no round was ever saved; then the run starts from the beginning.
+        None if no round was ever saved; then the run starts from the beginning. If parts of the folder are missing,
+        that is an error, and nothing is dropped.
         """
-        found = self.checkpoints.latest(warn)
+        found = self.latest(warn)
         last = -1 if found is None else found[0]
         self.journal.drop_after(last)
         self.scores.drop_after(last)
@@ -113,10 +159,12 @@ class RunFolder:
         """Adds fields to the manifest, or replaces them."""
         if wrong := [name for name in _FIXED_FIELDS if name in fields]:
             raise ValueError(f"{wrong[0]!r} is fixed when the run is created")
+        self._lock.check()
         self._write_manifest({**self.manifest(), **fields})
 
     def write_features(self, found: Mapping[str, Any]) -> None:
         """Writes what was measured of the tiers' networks at the end, for `RunFiles.features`."""
+        self._lock.check()
         write_atomically(self.path / FEATURES, json.dumps(found, separators=(",", ":")).encode() + b"\n")
 
     def close(self) -> None:
@@ -143,6 +191,27 @@ class RunFolder:
         self.checkpoints.prune()
         for oldest in self.checkpoints.rounds()[:1]:
             self.memories.prune(oldest)
+            if not self._saved and not self.manifest().get(_SAVED):
+                self.update_manifest(**{_SAVED: True})
+            self._saved = True
+
+    def _require_parts(self, round: int) -> None:
+        """Raises an error if the folder lacks something that it held when the checkpoint of this round was written."""
+        needs = self.checkpoints.needs(round)
+        for journal in (self.journal, self.scores):
+            there, needed = _file_size(journal.path), needs.get(journal.path.name, 0)
+            if there < needed:
+                raise CheckpointError(
+                    f"{printable(journal.path)}: it holds {there} bytes, but at the checkpoint of round {round} it "
+                    f"held {needed}. {_RESTORE}"
+                )
+        clients, versions = self.memories.totals(up_to=round)
+        if (clients, versions) != (needs.get(_CLIENTS, 0), needs.get(_VERSIONS, 0)):
+            raise CheckpointError(
+                f"{printable(self.memories.folder)}: memories are missing: at the checkpoint of round {round}, "
+                f"{needs.get(_CLIENTS, 0)} clients had one; {clients} of them are there, or some only as older "
+                f"versions. {_RESTORE}"
+            )
 
     def _remove_partial_files(self) -> None:
         for folder in (self.path, self.checkpoints.folder, self.memories.folder):
@@ -151,11 +220,12 @@ class RunFolder:
 
 def _refuse_other_run(path: Path, settings: str) -> None:
     try:
-        held = [name for name in (MANIFEST, EVENTS, SCORES, _CHECKPOINTS, _MEMORY) if (path / name).exists()]
-        kept = path / SETTINGS
-        other = kept.exists() and kept.read_bytes() != settings.encode()
+        there = os.listdir(path)
     except OSError as fault:
         raise os_error(path, "cannot look into the folder", fault) from fault
+    held = [name for name in (MANIFEST, EVENTS, SCORES, _CHECKPOINTS, _MEMORY) if name in there]
+    kept = path / SETTINGS
+    other = SETTINGS in there and read_regular(kept) != settings.encode()
     if held:
         name = printable(path)
         raise FolderError(f"{name} already holds a run ({held[0]}). Use `potluck resume {name}`, or another --out.")
@@ -177,7 +247,7 @@ class RunFiles(NamedTuple):
 
     def features(self) -> dict[str, Any]:
         """What was measured of the tiers' networks at the end; empty if nothing was."""
-        return _read_json(self.path / FEATURES) if (self.path / FEATURES).is_file() else {}
+        return _read_json(self.path / FEATURES) if os.path.lexists(self.path / FEATURES) else {}
 
 
 def read_run(path: Path) -> RunFiles:
@@ -187,12 +257,13 @@ def read_run(path: Path) -> RunFiles:
 
 def read_settings(path: Path) -> str:
     """Reads the complete settings of the run in this folder, as TOML."""
+    raw = read_regular(path / SETTINGS)
     try:
-        return (path / SETTINGS).read_bytes().decode()
-    except OSError as fault:
-        raise os_error(path / SETTINGS, "cannot read the file", fault) from fault
-    except UnicodeDecodeError:
-        raise _damaged_file(path / SETTINGS, "it is not UTF-8 text") from None
+        return raw.decode()
+    except UnicodeDecodeError as fault:
+        line, utf16 = raw[: fault.start].count(b"\n") + 1, raw.startswith((b"\xff\xfe", b"\xfe\xff"))
+        what = "this is UTF-16" if utf16 else "this is not UTF-8"
+        raise UnreadableSettings(f"{printable(path / SETTINGS)}: line {line}: {what}. Save it as UTF-8.") from None
 
 
 def manifest_bytes(manifest: dict[str, Any]) -> bytes:
@@ -202,44 +273,80 @@ def manifest_bytes(manifest: dict[str, Any]) -> bytes:
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """Reads the manifest of the run in this folder; an error if the folder is not a run."""
-    for name in (MANIFEST, SETTINGS):
-        _require_file(path, name)
+    _require_run(path)
     file = path / MANIFEST
     manifest = _read_json(file)
-    if type(manifest.get("schema")) is not int:
+    schema = manifest.get("schema")
+    if type(schema) is not int:
         raise _damaged_file(file, "it has no schema number")
-    if manifest["schema"] > SCHEMA:
-        raise DamagedRecord(
-            f"{printable(file)}: a newer Potluck wrote it (schema {manifest['schema']}). Use that version to read it."
-        )
+    if schema > SCHEMA:
+        raise DamagedRecord(f"{printable(file)}: a newer Potluck wrote it (schema {schema}). Use that version.")
+    if schema not in READABLE_SCHEMAS:
+        raise _damaged_file(file, f"there is no schema {schema}")
     if not isinstance(manifest.get("mark"), str) or type(manifest.get("keep")) is not int or manifest["keep"] < 1:
         raise _damaged_file(file, "mark or keep is missing")
     return manifest
 
 
+def _read_current_manifest(path: Path) -> dict[str, Any]:
+    """Reads the manifest of a run that is to be resumed."""
+    manifest = read_manifest(path)
+    if manifest["schema"] != SCHEMA:
+        raise DamagedRecord(
+            f"{printable(path / MANIFEST)}: an older Potluck wrote this run (schema {manifest['schema']}; this one "
+            f"resumes {SCHEMA}). It can be reported; to go on with it use that version, or start a new run."
+        )
+    return manifest
+
+
+def planned_rounds(path: Path, manifest: Mapping[str, Any]) -> int:
+    """How many rounds the run in this folder was last asked to do."""
+    rounds = manifest.get("rounds")
+    if type(rounds) is not int or rounds < 0:
+        raise _damaged_file(path / MANIFEST, "'rounds' is missing, or no number of rounds")
+    return rounds
+
+
 def _read_json(file: Path) -> dict[str, Any]:
     """The JSON object in a file; an empty one for any other value."""
+    raw = read_regular(file)
     try:
-        found = json.loads(file.read_bytes())
-    except OSError as fault:
-        raise os_error(file, "cannot read the file", fault) from fault
+        found = json.loads(raw)
     except (ValueError, RecursionError):
         raise _damaged_file(file, "it is not JSON") from None
     return found if isinstance(found, dict) else {}
 
 
-def _require_file(path: Path, name: str) -> None:
+def _require_run(path: Path) -> None:
+    """Raises an error if the folder is not a run, or if it is one without its settings."""
     try:
-        there, file = path.is_dir(), (path / name).is_file()
+        there = path.is_dir()
     except OSError as fault:
         raise os_error(path, "cannot look into the folder", fault) from fault
     if not there:
         raise MissingRun(f"{printable(path)} is not a run folder: there is no such folder. Check the path.")
-    if not file:
+    if not os.path.lexists(path / MANIFEST):
         raise MissingRun(
-            f"{printable(path)} is not a run folder: it has no {name}. "
+            f"{printable(path)} is not a run folder: it has no {MANIFEST}. "
             "Check the path, or start a run there with `potluck run … --out`."
         )
+    if not os.path.lexists(path / SETTINGS):
+        raise DamagedRecord(f"{printable(path / SETTINGS)} is missing. {_RESTORE}")
+
+
+def _file_size(path: Path) -> int:
+    try:
+        descriptor = open_regular(path)
+    except FileNotFoundError:
+        return 0
+    except NotRegular as fault:
+        raise not_regular(path, fault) from None
+    except OSError as fault:
+        raise os_error(path, "cannot open the file", fault) from fault
+    try:
+        return os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
 
 
 def _damaged_file(path: Path, reason: str) -> DamagedRecord:

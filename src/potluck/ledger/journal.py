@@ -7,12 +7,12 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from potluck.ledger.errors import DamagedRecord, os_error, printable
-from potluck.ledger.files import sync_folder, write_all, write_atomically
+from potluck.ledger.errors import DamagedRecord, FolderError, os_error, printable
+from potluck.ledger.files import NotRegular, not_regular, open_regular, sync_folder, write_all, write_stream
 
-_ENCODER = json.JSONEncoder(separators=(",", ":"))
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 class Journal:
@@ -20,13 +20,18 @@ class Journal:
 
     Give every event its round: by the round, `drop_after` finds what a resumed run will do again. So the journal of a
     run that was stopped and resumed equals that of a run that never stopped. Numbers that are not finite are written as
-    NaN and Infinity, which Python's json can read.
+    null: JSON has no other way.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._waiting: list[bytes] = []
-        self._complete = False  # whether the file is known to end with a complete line
+        self._waiting: list[tuple[int | None, bytes]] = []  # the round and the line
+        self._size: int | None = None  # of the file, once it is known to end with a complete line
+
+    @property
+    def size(self) -> int:
+        """Bytes that were written so far."""
+        return self._size or 0
 
     def add(self, **event: Any) -> None:
         """Adds an event, given as keywords."""
@@ -35,20 +40,28 @@ class Journal:
     def append(self, event: Mapping[str, Any]) -> None:
         """Adds an event, given as a mapping."""
         # Escaped to ASCII: no character in a client's name can break a line or fail to encode.
-        self._waiting.append(_ENCODER.encode(dict(event)).encode() + b"\n")
+        try:
+            line = _ENCODER.encode(dict(event))
+        except ValueError:
+            line = _ENCODER.encode(replace_nonfinite(event))
+        self._waiting.append((_round(event), line.encode() + b"\n"))
 
-    def flush(self, sync: bool = False) -> None:
+    def flush(self, sync: bool = False, up_to: int | None = None) -> None:
         """Writes the waiting events to the file, all or none; with `sync` they also survive a power cut.
 
-        If the disk is full they stay in memory, and the file is unchanged.
+        With `up_to`, events of later rounds wait on: a checkpoint counts the bytes that belong to it, and what
+        `drop_after` may drop is not among them. If the disk is full all stay in memory, and the file is unchanged.
         """
-        lines = b"".join(self._waiting)
+        now, later = _split(self._waiting, up_to)
+        lines = b"".join(line for _, line in now)
         try:
-            if lines or (sync and self.path.exists()):
+            if lines or (sync and self._size):
                 self._add_to_file(lines, sync)
+        except NotRegular as fault:
+            raise not_regular(self.path, fault) from None
         except OSError as fault:
             raise os_error(self.path, f"cannot add {len(lines)} bytes", fault) from fault
-        self._waiting.clear()
+        self._waiting = later
 
     def drop_after(self, after: int) -> None:
         """Drops the events after this round, and a last line that is incomplete because the writer was killed.
@@ -57,39 +70,82 @@ class Journal:
         """
         self._waiting.clear()
         try:
-            with open(self.path, "rb") as file:
-                kept = list(_lines_up_to(self.path, file, after))
-                shorter = sum(map(len, kept)) < os.fstat(file.fileno()).st_size
+            with open(open_regular(self.path, os.O_RDWR), "r+b") as file:
+                self._size = self._cut(file, after)
         except FileNotFoundError:
-            return
+            self._size = None
+        except NotRegular as fault:
+            raise not_regular(self.path, fault) from None
         except OSError as fault:
-            raise os_error(self.path, "cannot read the file", fault) from fault
-        if shorter:
-            write_atomically(self.path, *kept)
-        self._complete = True
+            raise os_error(self.path, "cannot open and cut the file", fault) from fault
+
+    def _cut(self, file: BinaryIO, after: int) -> int:
+        """Drops the events after this round from the file; returns its new size."""
+        kept, end, there = 0, 0, os.fstat(file.fileno()).st_size
+        for start, line in _lines_up_to(self.path, file, after):
+            kept, end = kept + len(line), start + len(line)
+        if kept == end < there:  # all that is dropped comes last
+            os.ftruncate(file.fileno(), end)
+            os.fsync(file.fileno())
+        elif kept < there:
+            file.seek(0)
+            write_stream(self.path, (line for _, line in _lines_up_to(self.path, file, after)), kept)
+        return kept
 
     def _add_to_file(self, lines: bytes, sync: bool) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
-        fresh = not self.path.exists()
-        descriptor = os.open(self.path, flags, 0o666)
+        fresh = self._size is None
+        flags = os.O_RDWR | os.O_APPEND
+        try:
+            descriptor = open_regular(self.path, flags | os.O_CREAT if fresh else flags)
+        except FileNotFoundError:
+            if fresh:
+                raise
+            raise self._changed() from None
         try:
             if sync and fresh:
                 sync_folder(self.path.parent)
-            if not self._complete:
-                _drop_torn_line(descriptor)
-            self._complete = False
-            _append(descriptor, lines, sync)
-            self._complete = True
+            if self._size is None:
+                self._size = _drop_torn_line(descriptor)
+            elif os.fstat(descriptor).st_size != self._size:
+                raise self._changed()
+            self._size = _append(descriptor, lines, sync)
         finally:
             os.close(descriptor)
+
+    def _changed(self) -> FolderError:
+        return FolderError(
+            f"{printable(self.path)}: something else has removed or changed it while the run was going on; the run "
+            "stops here. Restore it from a backup and resume, or start again with another --out."
+        )
+
+
+def _round(event: Mapping[str, Any]) -> int | None:
+    found = event.get("round")
+    return found if isinstance(found, int) else None
+
+
+def _split(
+    waiting: list[tuple[int | None, bytes]], up_to: int | None
+) -> tuple[list[tuple[int | None, bytes]], list[tuple[int | None, bytes]]]:
+    """The events to write now and those that wait on: of later rounds, and those without a round behind them."""
+    if up_to is None:
+        return waiting, []
+    now: list[tuple[int | None, bytes]] = []
+    later: list[tuple[int | None, bytes]] = []
+    for round, line in waiting:
+        waits = bool(later) if round is None else round > up_to
+        (later if waits else now).append((round, line))
+    return now, later
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
     """The events of a journal that may still grow: an incomplete last line is left out."""
     try:
-        file = open(path, "rb")  # noqa: SIM115 — closed below, once the generator is done
+        file = open(open_regular(path), "rb")  # noqa: SIM115 — closed below, once the generator is done
     except FileNotFoundError:
         return
+    except NotRegular as fault:
+        raise not_regular(path, fault) from None
     except OSError as fault:
         raise os_error(path, "cannot read the file", fault) from fault
     with file:
@@ -119,9 +175,12 @@ def _event(line: bytes) -> dict[str, Any] | None:
     return event if isinstance(event, dict) else None
 
 
-def _lines_up_to(path: Path, lines: Iterable[bytes], after: int) -> Iterator[bytes]:
-    """The lines up to this round. Only a dropped line may be damaged: a power cut can damage what was not synced."""
-    broken, dropped = 0, False
+def _lines_up_to(path: Path, lines: Iterable[bytes], after: int) -> Iterator[tuple[int, bytes]]:
+    """The lines up to this round, each with where it begins.
+
+    Only a dropped line may be damaged: a power cut can damage what was not synced.
+    """
+    broken, dropped, start = 0, False, 0
     for number, line in enumerate(lines, 1):
         event = _event(line) if line.endswith(b"\n") else None
         round = None if event is None else event.get("round")
@@ -129,13 +188,14 @@ def _lines_up_to(path: Path, lines: Iterable[bytes], after: int) -> Iterator[byt
             broken, dropped = broken or number, True
         elif not isinstance(round, int):
             if not dropped:
-                yield line
+                yield start, line
         elif round > after:
             dropped = True
         elif broken:
             raise _line_error(path, broken)
         else:
-            yield line
+            yield start, line
+        start += len(line)
 
 
 def _line_error(path: Path, number: int) -> DamagedRecord:
@@ -145,8 +205,8 @@ def _line_error(path: Path, number: int) -> DamagedRecord:
     )
 
 
-def _drop_torn_line(descriptor: int) -> None:
-    """Removes an incomplete last line, to which the next event would otherwise be joined."""
+def _drop_torn_line(descriptor: int) -> int:
+    """Removes an incomplete last line, to which the next event would otherwise be joined; returns the size."""
     end = os.lseek(descriptor, 0, os.SEEK_END)
     at = end
     while at:
@@ -159,9 +219,11 @@ def _drop_torn_line(descriptor: int) -> None:
         at = start
     if at < end:
         os.ftruncate(descriptor, at)
+    return at
 
 
-def _append(descriptor: int, lines: bytes, sync: bool) -> None:
+def _append(descriptor: int, lines: bytes, sync: bool) -> int:
+    """Adds lines at the end of a file, all or none; returns its size."""
     end = os.lseek(descriptor, 0, os.SEEK_END)
     try:
         write_all(descriptor, [lines])
@@ -170,3 +232,4 @@ def _append(descriptor: int, lines: bytes, sync: bool) -> None:
     except BaseException:
         os.ftruncate(descriptor, end)
         raise
+    return end + len(lines)

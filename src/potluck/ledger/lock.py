@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.ledger.errors import FolderError, os_error, printable
+from potluck.ledger.files import NotRegular, not_regular, open_regular
 
 try:
     import fcntl
@@ -34,10 +35,23 @@ class Lock:
         try:
             self._descriptor = self._lock_by_kernel() if fcntl is not None else self._lock_by_file()
             _write_owner(self._descriptor)
+        except NotRegular as fault:
+            raise not_regular(path, fault) from None
         except (OSError, ValueError) as fault:
             self.release()
             raise os_error(path, "cannot lock the folder", fault) from fault
         _held.add(self)
+
+    def check(self) -> None:
+        """Raises an error if the folder was removed or replaced since it was locked."""
+        with suppress(OSError):
+            mine = self._descriptor
+            if mine is not None and os.path.samestat(os.fstat(mine), os.lstat(self.path)):
+                return
+        raise FolderError(
+            f"{printable(self.path.parent)} was removed or replaced while the run was going on; the run stops here. "
+            "Start it again with another --out."
+        )
 
     def release(self) -> None:
         """Releases the lock; a second call does nothing."""
@@ -59,7 +73,7 @@ class Lock:
             self._descriptor = None
 
     def _lock_by_kernel(self) -> int:
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = open_regular(self.path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as fault:
@@ -72,12 +86,13 @@ class Lock:
         return descriptor
 
     def _lock_by_file(self) -> int:
-        if self.path.exists():
+        if os.path.lexists(self.path):
+            os.close(open_regular(self.path))
             if _owner_may_run(self.path):
                 raise _in_use(self.path, f"; if that one is gone for sure, remove {printable(self.path)}")
             self.path.unlink(missing_ok=True)
         try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+            descriptor = open_regular(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         except FileExistsError:
             raise _in_use(self.path) from None
         self._unlink = True
@@ -109,8 +124,9 @@ def _host() -> str:
 
 def _owner(path: Path) -> dict[str, Any]:
     try:
-        owner = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        with open(open_regular(path), "rb") as file:
+            owner = json.loads(file.read(4096))
+    except (OSError, ValueError, RecursionError, NotRegular):
         return {}
     return owner if isinstance(owner, dict) else {}
 

@@ -10,6 +10,7 @@ import torch
 
 from potluck.core import detach_all, pack, unpack
 from potluck.learn import held_tensors, map_tensors
+from potluck.run.restoring import read_memory
 
 Remembered: TypeAlias = tuple[int, Mapping[str, Any]]
 """The round that committed a memory, and the memory."""
@@ -49,7 +50,7 @@ class ClientStateCache:
             if found is None:
                 return None
             self._versions[client] = found[0]
-            memory = unpack(found[1])
+            memory = read_memory(client, found[1])
             self._keep(client, memory)
         else:
             self._live.move_to_end(client)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.core import SettingsError
-from potluck.ledger import read_run
+from potluck.ledger import planned_rounds, read_run
 from potluck.run import config
 from potluck.run.assemble import assemble
 from potluck.run.interrupts import Interrupted
@@ -85,7 +85,7 @@ def _run_or_resume(experiment: Experiment, path: Path, watch: ProgressListener) 
     if not (path / "manifest.json").exists():
         return run(experiment, path, watch=watch)
     there = read_run(path).manifest
-    if there["mark"] != mark(assemble(experiment)) or int(there.get("rounds", 0)) > experiment.rounds:
+    if there["mark"] != mark(assemble(experiment)) or planned_rounds(path, there) > experiment.rounds:
         raise SettingsError(f"{path} holds a run with other settings than were asked for; choose another --out.")
     return resume(path, rounds=experiment.rounds, watch=watch)
 

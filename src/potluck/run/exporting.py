@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from potluck.core import Client, InputError, Model, SettingsError, display_name, unpack
+from potluck.core import Client, InputError, Model, SettingsError, display_name
 from potluck.engines import Dispatcher, Serial
 from potluck.ledger import CheckpointError, RunFolder
 from potluck.models import save
 from potluck.run.assemble import Setup, assemble
+from potluck.run.restoring import read_memory
 from potluck.run.session import settings_of, state_of
 
 
@@ -20,12 +21,12 @@ def export(
     if sum([tier is not None, client is not None, server]) > 1:
         raise SettingsError("--tier, --client and --server: name one of them.")
     with RunFolder.open(Path(folder)) as opened:
-        found = opened.checkpoints.latest(lambda text: None)
+        found = opened.latest(lambda text: None)
         if found is None:
             raise CheckpointError(f"{folder} holds no checkpoint yet; let it finish a round first")
         setup = assemble(settings_of(opened))
-        state = _state_to_score(setup, state_of(setup, unpack(found[1])["state"]), found[0] - 1)
-        kept = opened.memories.read(client) if client else None
+        state = _state_to_score(setup, state_of(setup, Path(folder), *found), found[0] - 1)
+        kept = opened.memories.read(client, found[0]) if client else None
     if server:
         model = _server_model(setup, state)
     else:
@@ -77,7 +78,7 @@ def _client_model(setup: Setup, state: Any, id: str, kept: tuple[int, bytes] | N
         raise SettingsError(f"--client {id}: {fault}.") from None
     context = setup.context
     served: Model | None = context.method.serve(state, who, context.zoo)
-    memory = unpack(kept[1]) if kept else {}
+    memory = read_memory(id, kept[1]) if kept else {}
     whole: Model | None = context.method.complete(served, memory, context.datasets.shard(id).labels, context.zoo)
     if whole is None or _lacks_tensors(whole, setup):
         raise InputError(f"client {id} has no model of its own in this run; it never trained.")

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from potluck.core import SERVER, Model, QuorumError, digest, pack, stream, unpack
+from potluck.core import SERVER, Model, QuorumError, digest, pack, stream
 from potluck.engines import Dispatcher, Engine, LedgerEntry, RoundSession
 from potluck.learn import map_tensors, to_device
 from potluck.ledger import RunFolder
@@ -23,6 +23,7 @@ from potluck.run.background import BackgroundTask
 from potluck.run.client_state import ROOM, ClientStateCache, Remembered
 from potluck.run.interrupts import Interrupts
 from potluck.run.privacy import count_uploads, guarantee
+from potluck.run.restoring import read_checkpoint
 from potluck.run.scoring import score
 
 
@@ -60,12 +61,10 @@ class Loop:
         self._writing: BackgroundTask | None = None
         self._server_failed = False
 
-    def restore(self, payload: bytes) -> None:
-        """Restores the state of a checkpoint."""
-        found = unpack(payload)
-        self.progress = Progress(**found["progress"])
-        self.state = dataclasses.replace(self.state, **to_device(found["state"], torch.device(self.context.hardware)))
-        self.scores = found["scores"]
+    def restore(self, round: int, payload: bytes) -> None:
+        """Restores the state of the checkpoint of this round."""
+        self.progress, fields, self.scores = read_checkpoint(self.folder.path, round, payload, self.state)
+        self.state = dataclasses.replace(self.state, **to_device(fields, torch.device(self.context.hardware)))
         self.dispatcher.strikes = dict(self.progress.strikes)
         self._saved = self.progress.done
 
@@ -191,10 +190,10 @@ class Loop:
         if self.context.hardware == "cpu":
             self.folder.commit(self._saved, pack(value), self.recall.pack_unsaved())
         else:
-            self.folder.prepare(self._saved, self.recall.pack_unsaved())
+            needs = self.folder.prepare(self._saved, self.recall.pack_unsaved())
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record()
-            self._writing = BackgroundTask(partial(_write_checkpoint, self.folder, self._saved, value, ready))
+            self._writing = BackgroundTask(partial(_write_checkpoint, self.folder, self._saved, value, needs, ready))
         self.recall.mark_saved(self._saved)
 
     def _wait_for_checkpoint(self) -> None:
@@ -244,13 +243,15 @@ class Loop:
         self.folder.journal.append({"event": "warning", "round": done, "text": text})
 
 
-def _write_checkpoint(folder: RunFolder, done: int, value: Mapping[str, Any], ready: torch.cuda.Event) -> None:
+def _write_checkpoint(
+    folder: RunFolder, done: int, value: Mapping[str, Any], needs: Mapping[str, int], ready: torch.cuda.Event
+) -> None:
     """Copies a state from the GPU, while the GPU continues, and writes it as a checkpoint."""
     aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_event(ready)
     with torch.cuda.stream(aside):
         fetched = map_tensors(value, lambda tensor: tensor.cpu())
-    folder.checkpoints.write(done, pack(fetched))
+    folder.checkpoints.write(done, pack(fetched), needs)
 
 
 def _most_common_reason(entries: Sequence[LedgerEntry]) -> str:

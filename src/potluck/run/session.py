@@ -24,12 +24,13 @@ import torch
 
 from potluck.core import SettingsError, UserError, display_name, facts_of, settings, stream
 from potluck.data import Source
-from potluck.ledger import RunFolder
+from potluck.ledger import LedgerError, RunFolder, planned_rounds, read_regular
 from potluck.run import config, privacy, toml
 from potluck.run.assemble import Setup, assemble, engine_name
 from potluck.run.features import keep_features
 from potluck.run.interrupts import Interrupted, Interrupts
 from potluck.run.loop import Loop, ProgressListener
+from potluck.run.restoring import read_checkpoint
 from potluck.run.result import Result
 from potluck.run.settings import Experiment
 
@@ -93,7 +94,8 @@ def resume(
 
     with RunFolder.open(path) as opened:
         began = settings_of(opened)
-        experiment = _apply_overrides(began, opened.manifest()["rounds"] if rounds is None else rounds, engine)
+        length = planned_rounds(path, opened.manifest()) if rounds is None else rounds
+        experiment = _apply_overrides(began, length, engine)
         privacy.refuse_other_length(began, experiment, path)
         setup = assemble(experiment, source, method)
         if mark(setup) != opened.mark:
@@ -103,8 +105,9 @@ def resume(
 
 def settings_of(folder: RunFolder) -> Experiment:
     """The experiment that a run folder holds."""
-    plain, text = toml.read(folder.path / "settings.toml")
-    return config.experiment(plain, str(folder.path / "settings.toml"), text)
+    path = folder.path / "settings.toml"
+    plain, text = toml.parse(read_regular(path), path)
+    return config.experiment(plain, str(path), text)
 
 
 def _apply_overrides(experiment: Experiment, rounds: int, engine: str | None) -> Experiment:
@@ -139,7 +142,7 @@ def _run_to_end(loop: Loop, resumed: bool) -> Result:
     folder, watch, experiment = loop.folder, loop.watch, loop.experiment
     found = folder.rewind(watch.warn)
     if found:
-        loop.restore(found[1])
+        loop.restore(*found)
         watch.warn(f"resumed at round {found[0]}")
     elif resumed:
         watch.warn("no checkpoint was written yet: starting at round 0")
@@ -148,8 +151,12 @@ def _run_to_end(loop: Loop, resumed: bool) -> Result:
         loop.run()
     except BaseException as fault:
         stopped = isinstance(fault, KeyboardInterrupt)
-        loop.save_before_exit()
-        folder.update_manifest(status="interrupted" if stopped else "failed", fault=_one_line(fault))
+        try:
+            loop.save_before_exit()
+            folder.update_manifest(status="interrupted" if stopped else "failed", fault=_one_line(fault))
+        except LedgerError as second:  # it must not hide the first
+            if str(second) != str(fault):
+                watch.warn(str(second))
         raise
     keep_features(loop)
     result = Result(
@@ -172,10 +179,10 @@ def _resume_hint(folder: RunFolder) -> str:
     return f"interrupted {when}; go on with: potluck resume {shlex.quote(str(folder.path))}"
 
 
-def state_of(setup: Setup, fields: Mapping[str, Any]) -> Any:
-    """A method's state from the fields of a checkpoint."""
-    method, zoo = setup.context.method, setup.context.zoo
-    return dataclasses.replace(method.init(zoo, stream(setup.context.seed, "init")), **fields)
+def state_of(setup: Setup, folder: Path, round: int, payload: bytes) -> Any:
+    """A method's state from the checkpoint of this round in a run folder."""
+    fresh: Any = setup.context.method.init(setup.context.zoo, stream(setup.context.seed, "init"))
+    return dataclasses.replace(fresh, **read_checkpoint(folder, round, payload, fresh)[1])
 
 
 def manifest(setup: Setup) -> dict[str, Any]:

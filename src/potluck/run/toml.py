@@ -20,6 +20,11 @@ def read(path: Path) -> tuple[dict[str, Any], str]:
         raise SettingsError(f"{path}: there is no such file. `potluck run` without a file runs the digits.") from None
     except OSError as fault:
         raise SettingsError(f"{path}: cannot be read: {fault.strerror}.") from None
+    return parse(raw, path)
+
+
+def parse(raw: bytes, path: Path) -> tuple[dict[str, Any], str]:
+    """The values and the text of a settings file with these bytes."""
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise SettingsError(f"{path}: line 1: this is UTF-16. Save it as UTF-8.")
     if raw.startswith(b"\xef\xbb\xbf"):
