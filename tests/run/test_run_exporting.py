@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_runs import cohorts, tiny
+from tiny_runs import cohorts, kept, tiny
 
 from potluck.core import SERVER, Client, InputError, SettingsError
 from potluck.ledger import CheckpointError, MissingRun, RunFolder
@@ -20,11 +20,6 @@ def trained(tmp_path_factory):
     return run(tiny(method=AVERAGED), out / "averaged"), run(tiny(method={"name": "local"}), out / "alone")
 
 
-def checkpoint_of(folder):
-    with RunFolder.open(folder) as opened:
-        return opened.latest(pytest.fail)
-
-
 def scores_of(net, setup):
     with torch.no_grad():
         return net.eval()(setup.context.datasets.shard(SERVER).test.all()["x"])
@@ -35,7 +30,7 @@ def test_an_exported_model_computes_what_the_served_one_does(tier, trained, tmp_
     averaged, _ = trained
     export(averaged.folder, tmp_path / "model", tier=tier)
     setup = assemble(tiny(method=AVERAGED))
-    state = state_of(setup, averaged.folder, *checkpoint_of(averaged.folder))
+    state = state_of(setup, kept(averaged.folder)[1]["state"])
     chosen = next(each for each in setup.context.zoo.tiers if each.name == (tier or "large"))
     served = setup.context.method.serve(state, Client(SERVER, chosen), setup.context.zoo)
     net = load(tmp_path / "model")

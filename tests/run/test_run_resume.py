@@ -290,9 +290,7 @@ def test_a_valid_checksum_around_something_else_ends_with_4(content, tmp_path, f
     with RunFolder.open(tmp_path / "run") as folder:
         folder.checkpoints.write(2, content, folder.checkpoints.needs(2))
     for use in (lambda: resume(tmp_path / "run", rounds=3), lambda: export(tmp_path / "run", tmp_path / "model")):
-        with pytest.raises(
-            CheckpointError, match="the checkpoint of round 2 is unchanged, but holds no state"
-        ) as caught:
+        with pytest.raises(CheckpointError, match=r"checkpoint.* is unchanged, but holds no state") as caught:
             use()
         assert caught.value.exit_code == 4
 

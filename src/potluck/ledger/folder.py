@@ -114,10 +114,11 @@ class RunFolder:
         """
         self._lock.check()
         self.memories.commit(round, memories)
-        self.journal.flush(sync=True, up_to=round)
-        self.scores.flush(sync=True, up_to=round)
+        self.journal.flush(sync=True)
+        self.scores.flush(sync=True)
+        events, scores = self.journal.size_up_to(round), self.scores.size_up_to(round)
         clients, versions = self.memories.totals()
-        return {EVENTS: self.journal.size, SCORES: self.scores.size, _CLIENTS: clients, _VERSIONS: versions}
+        return {EVENTS: events, SCORES: scores, _CLIENTS: clients, _VERSIONS: versions}
 
     def latest(self, warn: Callable[[str], None]) -> tuple[int, bytes] | None:
         """The newest valid checkpoint, as (round, payload); None if none was ever written.
@@ -202,8 +203,8 @@ class RunFolder:
             there, needed = _file_size(journal.path), needs.get(journal.path.name, 0)
             if there < needed:
                 raise CheckpointError(
-                    f"{printable(journal.path)}: it holds {there} bytes, but at the checkpoint of round {round} it "
-                    f"held {needed}. {_RESTORE}"
+                    f"{printable(journal.path)}: it holds {there} bytes, but the rounds up to the checkpoint of round "
+                    f"{round} wrote {needed}. {_RESTORE}"
                 )
         clients, versions = self.memories.totals(up_to=round)
         if (clients, versions) != (needs.get(_CLIENTS, 0), needs.get(_VERSIONS, 0)):

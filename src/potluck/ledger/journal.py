@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,11 +28,13 @@ class Journal:
         self.path = path
         self._waiting: list[tuple[int | None, bytes]] = []  # the round and the line
         self._size: int | None = None  # of the file, once it is known to end with a complete line
+        self._sizes: Counter[int] = Counter()  # bytes in the file, by round
 
-    @property
-    def size(self) -> int:
-        """Bytes that were written so far."""
-        return self._size or 0
+    def size_up_to(self, round: int) -> int:
+        """Bytes of the events in the file up to this round: so many are left whatever `drop_after` drops."""
+        total = sum(size for each, size in self._sizes.items() if each <= round)
+        self._sizes = Counter({round: total} | {each: size for each, size in self._sizes.items() if each > round})
+        return total
 
     def add(self, **event: Any) -> None:
         """Adds an event, given as keywords."""
@@ -46,14 +49,12 @@ class Journal:
             line = _ENCODER.encode(replace_nonfinite(event))
         self._waiting.append((_round(event), line.encode() + b"\n"))
 
-    def flush(self, sync: bool = False, up_to: int | None = None) -> None:
+    def flush(self, sync: bool = False) -> None:
         """Writes the waiting events to the file, all or none; with `sync` they also survive a power cut.
 
-        With `up_to`, events of later rounds wait on: a checkpoint counts the bytes that belong to it, and what
-        `drop_after` may drop is not among them. If the disk is full all stay in memory, and the file is unchanged.
+        If the disk is full they stay in memory, and the file is unchanged.
         """
-        now, later = _split(self._waiting, up_to)
-        lines = b"".join(line for _, line in now)
+        lines = b"".join(line for _, line in self._waiting)
         try:
             if lines or (sync and self._size):
                 self._add_to_file(lines, sync)
@@ -61,7 +62,10 @@ class Journal:
             raise not_regular(self.path, fault) from None
         except OSError as fault:
             raise os_error(self.path, f"cannot add {len(lines)} bytes", fault) from fault
-        self._waiting = later
+        for round, line in self._waiting:
+            if round is not None:
+                self._sizes[round] += len(line)
+        self._waiting.clear()
 
     def drop_after(self, after: int) -> None:
         """Drops the events after this round, and a last line that is incomplete because the writer was killed.
@@ -69,6 +73,7 @@ class Journal:
         Events without a round stay if they come before everything dropped. Waiting events are dropped.
         """
         self._waiting.clear()
+        self._sizes.clear()
         try:
             with open(open_regular(self.path, os.O_RDWR), "r+b") as file:
                 self._size = self._cut(file, after)
@@ -82,14 +87,16 @@ class Journal:
     def _cut(self, file: BinaryIO, after: int) -> int:
         """Drops the events after this round from the file; returns its new size."""
         kept, end, there = 0, 0, os.fstat(file.fileno()).st_size
-        for start, line in _lines_up_to(self.path, file, after):
+        for start, line, round in _lines_up_to(self.path, file, after):
             kept, end = kept + len(line), start + len(line)
+            if round is not None:
+                self._sizes[after] += len(line)
         if kept == end < there:  # all that is dropped comes last
             os.ftruncate(file.fileno(), end)
             os.fsync(file.fileno())
         elif kept < there:
             file.seek(0)
-            write_stream(self.path, (line for _, line in _lines_up_to(self.path, file, after)), kept)
+            write_stream(self.path, (line for _, line, _ in _lines_up_to(self.path, file, after)), kept)
         return kept
 
     def _add_to_file(self, lines: bytes, sync: bool) -> None:
@@ -122,20 +129,6 @@ class Journal:
 def _round(event: Mapping[str, Any]) -> int | None:
     found = event.get("round")
     return found if isinstance(found, int) else None
-
-
-def _split(
-    waiting: list[tuple[int | None, bytes]], up_to: int | None
-) -> tuple[list[tuple[int | None, bytes]], list[tuple[int | None, bytes]]]:
-    """The events to write now and those that wait on: of later rounds, and those without a round behind them."""
-    if up_to is None:
-        return waiting, []
-    now: list[tuple[int | None, bytes]] = []
-    later: list[tuple[int | None, bytes]] = []
-    for round, line in waiting:
-        waits = bool(later) if round is None else round > up_to
-        (later if waits else now).append((round, line))
-    return now, later
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
@@ -175,26 +168,26 @@ def _event(line: bytes) -> dict[str, Any] | None:
     return event if isinstance(event, dict) else None
 
 
-def _lines_up_to(path: Path, lines: Iterable[bytes], after: int) -> Iterator[tuple[int, bytes]]:
-    """The lines up to this round, each with where it begins.
+def _lines_up_to(path: Path, lines: Iterable[bytes], after: int) -> Iterator[tuple[int, bytes, int | None]]:
+    """The lines up to this round, each with where it begins, and its round.
 
     Only a dropped line may be damaged: a power cut can damage what was not synced.
     """
     broken, dropped, start = 0, False, 0
     for number, line in enumerate(lines, 1):
         event = _event(line) if line.endswith(b"\n") else None
-        round = None if event is None else event.get("round")
+        round = None if event is None else _round(event)
         if event is None:
             broken, dropped = broken or number, True
-        elif not isinstance(round, int):
+        elif round is None:
             if not dropped:
-                yield start, line
+                yield start, line, None
         elif round > after:
             dropped = True
         elif broken:
             raise _line_error(path, broken)
         else:
-            yield start, line
+            yield start, line, round
         start += len(line)
 
 

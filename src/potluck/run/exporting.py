@@ -10,7 +10,7 @@ from potluck.engines import Dispatcher, Serial
 from potluck.ledger import CheckpointError, RunFolder
 from potluck.models import save
 from potluck.run.assemble import Setup, assemble
-from potluck.run.restoring import read_memory
+from potluck.run.restoring import read_checkpoint, read_memory
 from potluck.run.session import settings_of, state_of
 
 
@@ -25,7 +25,7 @@ def export(
         if found is None:
             raise CheckpointError(f"{folder} holds no checkpoint yet; let it finish a round first")
         setup = assemble(settings_of(opened))
-        state = _state_to_score(setup, state_of(setup, Path(folder), *found), found[0] - 1)
+        state = _state_to_score(setup, state_of(setup, read_checkpoint(Path(folder), *found).state), found[0] - 1)
         kept = opened.memories.read(client, found[0]) if client else None
     if server:
         model = _server_model(setup, state)

@@ -23,7 +23,7 @@ from potluck.run.background import BackgroundTask
 from potluck.run.client_state import ROOM, ClientStateCache, Remembered
 from potluck.run.interrupts import Interrupts
 from potluck.run.privacy import count_uploads, guarantee
-from potluck.run.restoring import read_checkpoint
+from potluck.run.restoring import read_checkpoint, restore_state
 from potluck.run.scoring import score
 
 
@@ -63,8 +63,9 @@ class Loop:
 
     def restore(self, round: int, payload: bytes) -> None:
         """Restores the state of the checkpoint of this round."""
-        self.progress, fields, self.scores = read_checkpoint(self.folder.path, round, payload, self.state)
-        self.state = dataclasses.replace(self.state, **to_device(fields, torch.device(self.context.hardware)))
+        found = read_checkpoint(self.folder.path, round, payload)
+        self.progress, self.scores = found.progress, found.scores
+        self.state = restore_state(self.state, to_device(found.state, torch.device(self.context.hardware)))
         self.dispatcher.strikes = dict(self.progress.strikes)
         self._saved = self.progress.done
 

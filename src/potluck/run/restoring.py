@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -13,26 +13,45 @@ from potluck.core import MessageError, Model, Newborn, unpack
 from potluck.ledger import CheckpointError
 from potluck.run.accounting import Progress
 
+T = TypeVar("T")
+_RESTORE = "Restore it from a backup, or start a new run with another --out."
 
-def read_checkpoint(
-    folder: Path, round: int, payload: bytes, fresh: Any
-) -> tuple[Progress, Mapping[str, Any], dict[str, Any] | None]:
-    """The progress, the fields of the method's state and the last scores in a checkpoint of this round.
 
-    `fresh` is the state before the first round, with which the fields are compared.
-    """
+class Saved(NamedTuple):
+    """What a checkpoint holds."""
+
+    progress: Progress
+    state: Mapping[str, Any]
+    """The fields of the method's state."""
+    scores: dict[str, Any] | None
+
+
+def read_checkpoint(folder: Path, round: int, payload: bytes) -> Saved:
+    """What the payload of the checkpoint of this round holds."""
     try:
         found = _mapping(unpack(payload), "it")
         progress = _progress(found.get("progress"), round)
-        fields = _mapping(found.get("state"), "'state'")
-        _compare(dict(vars(fresh)), fields)
         scores = found["scores"]
-        return progress, fields, None if scores is None else dict(_mapping(scores, "'scores'"))
+        if scores is not None:
+            scores = dict(_mapping(scores, "'scores'"))
+        return Saved(progress, _mapping(found.get("state"), "'state'"), scores)
     except (MessageError, KeyError, TypeError, ValueError, RecursionError) as fault:
         raise CheckpointError(
-            f"{folder}: the checkpoint of round {round} is unchanged, but holds no state of this run "
-            f"({_brief(fault)}). Restore it from a backup, or start a new run with another --out."
+            f"{folder}: the checkpoint of round {round} is unchanged, but holds no state of a run ({_brief(fault)}). "
+            f"{_RESTORE}"
         ) from None
+
+
+def restore_state(fresh: T, fields: Mapping[str, Any]) -> T:
+    """A method's state with the fields of a checkpoint, in place of those that it has before the first round."""
+    try:
+        _compare(dict(vars(fresh)), fields)
+    except (TypeError, ValueError) as fault:
+        raise CheckpointError(
+            f"the newest checkpoint is unchanged, but holds no state of this method: {_brief(fault)}. {_RESTORE}"
+        ) from None
+    restored: T = dataclasses.replace(fresh, **fields)  # type: ignore[type-var]
+    return restored
 
 
 def read_memory(client: str, payload: bytes) -> Mapping[str, Any]:
@@ -41,17 +60,17 @@ def read_memory(client: str, payload: bytes) -> Mapping[str, Any]:
         return _mapping(unpack(payload), "it")
     except (MessageError, TypeError, RecursionError) as fault:
         raise CheckpointError(
-            f"the memory of client {client!a} is unchanged, but holds no memory ({_brief(fault)}). "
-            "Restore memory/ from a backup, or start a new run with another --out."
+            f"the memory of client {client!a} is unchanged, but holds no memory ({_brief(fault)}). {_RESTORE}"
         ) from None
 
 
 def _progress(found: object, round: int) -> Progress:
-    """The progress of a checkpoint; what is a mapping at the beginning must be one."""
+    """The progress of a checkpoint; what is a mapping or a list at the beginning must be one."""
     progress, empty = Progress(**_mapping(found, "'progress'")), Progress()
     for field in dataclasses.fields(Progress):
-        if isinstance(getattr(empty, field.name), Mapping):
-            _mapping(getattr(progress, field.name), f"'{field.name}'")
+        kind = type(getattr(empty, field.name))
+        if kind in (dict, list) and type(getattr(progress, field.name)) is not kind:
+            raise TypeError(f"'{field.name}' is no {kind.__name__}")
     if progress.done != round:
         raise ValueError(f"it says that {progress.done} rounds are done")
     return progress

@@ -30,7 +30,7 @@ from potluck.run.assemble import Setup, assemble, engine_name
 from potluck.run.features import keep_features
 from potluck.run.interrupts import Interrupted, Interrupts
 from potluck.run.loop import Loop, ProgressListener
-from potluck.run.restoring import read_checkpoint
+from potluck.run.restoring import restore_state
 from potluck.run.result import Result
 from potluck.run.settings import Experiment
 
@@ -179,10 +179,10 @@ def _resume_hint(folder: RunFolder) -> str:
     return f"interrupted {when}; go on with: potluck resume {shlex.quote(str(folder.path))}"
 
 
-def state_of(setup: Setup, folder: Path, round: int, payload: bytes) -> Any:
-    """A method's state from the checkpoint of this round in a run folder."""
-    fresh: Any = setup.context.method.init(setup.context.zoo, stream(setup.context.seed, "init"))
-    return dataclasses.replace(fresh, **read_checkpoint(folder, round, payload, fresh)[1])
+def state_of(setup: Setup, fields: Mapping[str, Any]) -> Any:
+    """A method's state from the fields of a checkpoint."""
+    method, zoo = setup.context.method, setup.context.zoo
+    return restore_state(method.init(zoo, stream(setup.context.seed, "init")), fields)
 
 
 def manifest(setup: Setup) -> dict[str, Any]:
