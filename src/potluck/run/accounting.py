@@ -37,9 +37,9 @@ class CostAccounting:
 
     def round(self, progress: Progress, session: RoundSession, cohort: Sequence[Client], seconds: float) -> None:
         """Records a committed round: its tasks, then the round itself."""
-        slowest = self.tasks(progress, session.entries, cohort)
+        slowest, own = self.tasks(progress, session.entries, cohort)
         self._count_units(progress, session.held)
-        _add(progress.totals, device_seconds=slowest, seconds=seconds)
+        _add(progress.totals, device_seconds=slowest, round_seconds=slowest + own, seconds=seconds)
         losses = [loss for entry in session.entries if entry.task.to != SERVER and (loss := _loss(entry)) is not None]
         event = {
             "event": "round",
@@ -50,24 +50,29 @@ class CostAccounting:
             "coverage": session.coverage,
             "loss": sum(losses) / len(losses) if losses else None,
             "device_seconds": slowest,
+            "round_seconds": slowest + own,
         }
         if progress.trained:
             event["least"] = min(min(counts) for counts in progress.trained.values())
         self.journal.append(event)
 
-    def tasks(self, progress: Progress, entries: Sequence[LedgerEntry], cohort: Sequence[Client]) -> float:
-        """Computes the cost of tasks and writes a line for each. Returns the seconds of the slowest device.
+    def tasks(
+        self, progress: Progress, entries: Sequence[LedgerEntry], cohort: Sequence[Client]
+    ) -> tuple[float, float]:
+        """Computes the cost of tasks and writes a line for each. Returns the seconds of the slowest device and those
+        of the server, which does its own tasks one after the other.
 
         The server's own work has separate totals.
         """
         tiers = {client.id: client.tier for client in cohort}
-        slowest = 0.0
+        slowest = own = 0.0
         for entry in entries:
             tier, cost = tiers.get(entry.task.to), _wire_cost(entry)
             paid = price(cost, profile(tier.profile if tier else "server"))
             self.journal.append(_line(progress.done, entry, cost, tier, paid))
             if entry.task.to == SERVER:
                 _add(progress.totals, server_flops=cost.flops, server_joules=paid.joules)
+                own += paid.seconds
                 continue
             slowest = max(slowest, paid.seconds)
             _add(
@@ -79,7 +84,7 @@ class CostAccounting:
             )
             if entry.verdict == "accepted" and tier:
                 progress.seen[tier.name] = progress.done
-        return slowest
+        return slowest, own
 
     def coverage(self, progress: Progress) -> None:
         """Records how often each unit was trained so far."""
