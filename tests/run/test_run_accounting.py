@@ -42,3 +42,9 @@ def test_the_server_does_its_tasks_one_after_the_other(tmp_path):
 def test_without_work_of_its_own_nobody_waits_for_the_server(tmp_path):
     line, totals = accounted(tmp_path, ("c0", "train", 96e9), ("c1", "train", 3.8e9))
     assert line["round_seconds"] == line["device_seconds"] == totals["round_seconds"] == pytest.approx(1.0)
+
+
+def test_a_device_that_is_asked_twice_takes_the_time_of_both_tasks(tmp_path):
+    """The laptop takes 1 s and 1.5 s (FedMD: predict, then digest), the TV 2 s."""
+    line, _ = accounted(tmp_path, ("c0", "answer", 96e9), ("c1", "answer", 7.6e9), ("c0", "digest", 144e9))
+    assert line["device_seconds"] == pytest.approx(2.5)

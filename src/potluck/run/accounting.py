@@ -59,22 +59,20 @@ class CostAccounting:
     def tasks(
         self, progress: Progress, entries: Sequence[LedgerEntry], cohort: Sequence[Client]
     ) -> tuple[float, float]:
-        """Computes the cost of tasks and writes a line for each. Returns the seconds of the slowest device and those
-        of the server, which does its own tasks one after the other.
+        """Computes the cost of tasks and writes a line for each. Returns the seconds of the slowest device and the server's.
 
-        The server's own work has separate totals.
+        Each does its tasks one after the other. The server's own work has separate totals.
         """
         tiers = {client.id: client.tier for client in cohort}
-        slowest = own = 0.0
+        spent: dict[str, float] = {}
         for entry in entries:
             tier, cost = tiers.get(entry.task.to), _wire_cost(entry)
             paid = price(cost, profile(tier.profile if tier else "server"))
             self.journal.append(_line(progress.done, entry, cost, tier, paid))
+            spent[entry.task.to] = spent.get(entry.task.to, 0.0) + paid.seconds
             if entry.task.to == SERVER:
                 _add(progress.totals, server_flops=cost.flops, server_joules=paid.joules)
-                own += paid.seconds
                 continue
-            slowest = max(slowest, paid.seconds)
             _add(
                 progress.totals,
                 bytes_down=cost.bytes_down,
@@ -84,7 +82,8 @@ class CostAccounting:
             )
             if entry.verdict == "accepted" and tier:
                 progress.seen[tier.name] = progress.done
-        return slowest, own
+        own = spent.pop(SERVER, 0.0)
+        return max(spent.values(), default=0.0), own
 
     def coverage(self, progress: Progress) -> None:
         """Records how often each unit was trained so far."""
