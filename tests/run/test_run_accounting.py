@@ -1,11 +1,13 @@
 """Modelled time of a round by hand: laptops reach 96 GFLOP/s, TVs 3.8 GFLOP/s, the server 5.8 TFLOP/s."""
 
 import pytest
+from tiny_runs import events, tiny
 
 from potluck.core import SERVER, Client, Cost, Task, Tier
 from potluck.engines import Dispatcher, LedgerEntry, RoundSession
 from potluck.ledger import Journal, read_journal
 from potluck.models import ModelZoo, make_spec
+from potluck.run import run
 from potluck.run.accounting import CostAccounting, Progress
 
 COHORT = [Client("c0", Tier("large", profile="laptop")), Client("c1", Tier("small", profile="tv"))]
@@ -48,3 +50,12 @@ def test_a_device_that_is_asked_twice_takes_the_time_of_both_tasks(tmp_path):
     """The laptop takes 1 s and 1.5 s (FedMD: predict, then digest), the TV 2 s."""
     line, _ = accounted(tmp_path, ("c0", "answer", 96e9), ("c1", "answer", 7.6e9), ("c0", "digest", 144e9))
     assert line["device_seconds"] == pytest.approx(2.5)
+
+
+def test_a_recruited_client_is_priced_as_its_own_device(tmp_path):
+    """ExclusiveFL recruits strong clients from outside the cohort; all train one network on laptops."""
+    run(tiny(method={"name": "exclusivefl", "sampling": "eligible"}, rounds=2), tmp_path / "run")
+    tasks = events(tmp_path / "run", "task")
+    assert len(tasks) == 6
+    assert {task["tier"] for task in tasks} == {"large"}
+    assert len({task["modelled"]["seconds"] for task in tasks}) == 1

@@ -35,9 +35,9 @@ class CostAccounting:
     def __init__(self, journal: Journal, zoo: Zoo) -> None:
         self.journal, self.zoo = journal, zoo
 
-    def round(self, progress: Progress, session: RoundSession, cohort: Sequence[Client], seconds: float) -> None:
+    def round(self, progress: Progress, session: RoundSession, clients: Sequence[Client], seconds: float) -> None:
         """Records a committed round: its tasks, then the round itself."""
-        slowest, own = self.tasks(progress, session.entries, cohort)
+        slowest, own = self.tasks(progress, session.entries, clients)
         self._count_units(progress, session.held)
         _add(progress.totals, device_seconds=slowest, round_seconds=slowest + own, seconds=seconds)
         losses = [loss for entry in session.entries if entry.task.to != SERVER and (loss := _loss(entry)) is not None]
@@ -57,13 +57,13 @@ class CostAccounting:
         self.journal.append(event)
 
     def tasks(
-        self, progress: Progress, entries: Sequence[LedgerEntry], cohort: Sequence[Client]
+        self, progress: Progress, entries: Sequence[LedgerEntry], clients: Sequence[Client]
     ) -> tuple[float, float]:
-        """Computes the cost of tasks and writes a line for each. Returns the seconds of the slowest device and the server's.
+        """Computes the cost of tasks and writes a line for each; returns the slowest device's seconds and the server's.
 
         Each does its tasks one after the other. The server's own work has separate totals.
         """
-        tiers = {client.id: client.tier for client in cohort}
+        tiers = {client.id: client.tier for client in clients}
         spent: dict[str, float] = {}
         for entry in entries:
             tier, cost = tiers.get(entry.task.to), _wire_cost(entry)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from potluck.core import SERVER, Model, QuorumError, digest, pack, stream, unpack
+from potluck.core import SERVER, Client, Model, QuorumError, digest, pack, stream, unpack
 from potluck.engines import Dispatcher, Engine, LedgerEntry, RoundSession
 from potluck.learn import map_tensors, to_device
 from potluck.ledger import RunFolder
@@ -100,7 +100,6 @@ class Loop:
     def _round(self) -> None:
         index = self.progress.done
         started = time.perf_counter()
-        cohort = self.setup.cohort(index)
         state, session = self._try_round(index)
         with self.stops.defer():
             self.state = state
@@ -109,7 +108,7 @@ class Loop:
                 self.dispatcher.strikes[client] = self.dispatcher.strikes.get(client, 0) + count
             self.progress.strikes = dict(self.dispatcher.strikes)
             self.recall.put(session.staged)
-            self.accounting.round(self.progress, session, cohort, time.perf_counter() - started)
+            self.accounting.round(self.progress, session, self._clients(session), time.perf_counter() - started)
             self._count_uploads(session)
             self._warn_of_silent_tier(session)
             self._warn_of_server_failure(session)
@@ -141,6 +140,12 @@ class Loop:
             self._warn(index + 1, f"{text} (try {attempt + 1} of {run.retries + 1}){why}")
         raise QuorumError(f"{text}{why}. The model is as it was after round {index}; resume when clients are back.")
 
+    def _clients(self, session: RoundSession) -> list[Client]:
+        """The clients that a session's tasks went to, recruited ones too, with their tier in its round."""
+        population = self.setup.population
+        names = dict.fromkeys(entry.task.to for entry in session.entries if entry.task.to != SERVER)
+        return [population.client(population.index(name), session.index) for name in names]
+
     def _state_to_score(self) -> tuple[Any, RoundSession | None]:
         """The state to score, made by the method's `ready` with the last cohort, and the session of its tasks."""
         index = self.progress.done - 1
@@ -164,7 +169,7 @@ class Loop:
         scores, faults = score(self.setup, scoring, shown, self.progress.done)
         with self.stops.defer():
             if session:
-                self.accounting.tasks(self.progress, session.entries, self.setup.cohort(self.progress.done - 1))
+                self.accounting.tasks(self.progress, session.entries, self._clients(session))
                 faults += [entry.reason for entry in session.entries if entry.reason and not entry.skipped]
             if faults:
                 self._warn(self.progress.done, f"scoring after round {self.progress.done}: {faults[0]}")
