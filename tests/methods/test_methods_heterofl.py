@@ -47,6 +47,12 @@ def test_the_classifier_is_known_by_name_whatever_else_has_as_many_rows(family, 
     assert {name.rpartition(".")[0] for name in found} == rows
 
 
+def test_a_projection_in_front_of_the_classifier_has_no_rows_of_classes():
+    spec = make_spec("lenet", input=(1, 28, 28), classes=10)
+    zoo = ModelZoo(spec)
+    assert zoo.class_rows(zoo.projected(spec, 10)) == ("head.weight", "head.bias")
+
+
 def test_a_label_mask_without_a_classifier_is_refused_before_round_0():
     pytest.importorskip("torch_pruning")
 

@@ -95,6 +95,19 @@ def test_a_round_without_device_seconds_lasts_as_long_as_its_busiest_client(tmp_
     assert read_record(write_folder(tmp_path / "a", manifest(), events, [])).device_seconds == 4
 
 
+def test_a_round_without_round_seconds_waits_for_the_servers_tasks(tmp_path: Path) -> None:
+    """Runs of before: the slowest client took 3 s, the server's two tasks 2 s and 4 s."""
+    own = task(1, "server", "server", modelled_seconds=2)
+    more = {**task(1, "server", "server", modelled_seconds=4), "verb": "learn"}
+    events = [task(1, "c1", "watch", modelled_seconds=3), own, more]
+    run = read_record(write_folder(tmp_path / "a", manifest(), [*events, ended(1)], []))
+    assert (run.device_seconds, run.round_seconds) == (3, 9)
+    told = [*events, ended(1, device_seconds=3.0, round_seconds=8.0)]
+    assert read_record(write_folder(tmp_path / "b", manifest(), told, [])).round_seconds == 8
+    unknown = read_record(write_folder(tmp_path / "c", manifest(), [own, ended(1)], []))
+    assert (unknown.device_seconds, unknown.round_seconds) == (None, None)
+
+
 def test_unknown_events_missing_keys_and_nan_leave_gaps(tmp_path: Path) -> None:
     events: list[dict[str, object]] = [
         {"event": "task"},

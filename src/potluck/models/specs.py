@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from potluck.core import Depth, SettingsError, Spec, freeze, to_plain
+from potluck.core import Depth, Plain, SettingsError, Spec, freeze, to_plain
 from potluck.models import options as checks
 from potluck.models.families import FAMILIES, find
+from potluck.models.meta_device import classifier, shapes
+from potluck.models.projection import PROJECTION, without_projection
 
 
 def make_spec(
@@ -46,7 +49,9 @@ def complete(spec: Spec) -> Spec:
 def _complete_uncached(spec: Spec) -> Spec:
     if spec.family not in FAMILIES:
         raise SettingsError(f"there is no model family '{spec.family}'.{checks.hint(spec.family, FAMILIES)}")
-    return FAMILIES[spec.family].spec(spec.options, spec.depth, spec.sizes)
+    bare = without_projection(spec)
+    found = FAMILIES[spec.family].spec(bare.options, spec.depth, spec.sizes)
+    return found if bare is spec else _add_projection(found, spec.options[PROJECTION])
 
 
 def narrow(spec: Spec, width: float | Mapping[str, float]) -> Spec:
@@ -79,6 +84,15 @@ def with_scaler(spec: Spec, ratio: float) -> Spec:
     return _with_options(complete(spec), scaler=ratio)
 
 
+@lru_cache(maxsize=1024)
+def with_projection(spec: Spec, features: int) -> Spec:
+    """The spec whose classifier reads this many features: its own if it has as many, else a projection of them."""
+    bare = complete(without_projection(spec))
+    path = classifier(bare)
+    found = shapes(bare)[f"{path}.weight"][0][1] if path else 0
+    return bare if found == features else complete(_add_projection(bare, features))
+
+
 def with_counted_norms(spec: Spec) -> Spec:
     """The spec with counted norms in place of static ones; any other spec as it is."""
     spec = complete(spec)
@@ -89,6 +103,13 @@ def tier_spec(full: Spec, width: float | Mapping[str, float] | None = None, dept
     """A tier's network: the full one made shallow, then narrow."""
     spec = shallow(full, depth)
     return spec if width is None else narrow(spec, width)
+
+
+def _add_projection(spec: Spec, features: Plain) -> Spec:
+    length = checks.check_integer(f"{spec.family}: {PROJECTION}", features, 1, checks.MOST_UNITS)
+    if not classifier(spec):
+        raise SettingsError(f"{spec.family} has no linear layer in a part called head, which a projection could feed.")
+    return replace(spec, options={**spec.options, PROJECTION: length})
 
 
 def _with_options(spec: Spec, **options: Any) -> Spec:

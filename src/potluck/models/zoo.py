@@ -79,6 +79,14 @@ class ModelZoo:
         """The spec whose static norms instead average their statistics over batches; without such norms, the same."""
         return specs.with_counted_norms(spec)
 
+    def classifier(self, spec: Spec) -> str:
+        """The last linear layer of the network's head; empty: it has none."""
+        return meta_device.classifier(specs.complete(spec))
+
+    def projected(self, spec: Spec, features: int) -> Spec:
+        """The spec whose classifier reads this many features: its own if it has as many, else a projection of them."""
+        return specs.with_projection(spec, features)
+
     def block(self, spec: Spec, name: str) -> int | None:
         """The body block of a tensor, counted in forward order; None: it is there at every depth."""
         return meta_device.block_indices(specs.complete(spec))[name]

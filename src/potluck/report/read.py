@@ -176,6 +176,7 @@ def _round(event: Json) -> RoundRecord:
         accepted=integer(event.get("accepted")),
         loss=number(event.get("loss")),
         device_seconds=number(event.get("device_seconds")),
+        round_seconds=number(event.get("round_seconds")),
         least_trained=None if least is None else int(least),
     )
 
@@ -198,15 +199,19 @@ def _rounds(records: dict[int, RoundRecord], tasks: list[TaskRecord]) -> tuple[R
     """Finished rounds with the cost of their tasks. Tasks of an unfinished round count only in the run's totals."""
     tasks_of: dict[int, list[TaskRecord]] = defaultdict(list)
     for task in tasks:
-        if task.client != SERVER:
-            tasks_of[task.round].append(task)
+        tasks_of[task.round].append(task)
     return tuple(_with_cost(records[index], tasks_of[index]) for index in sorted(records))
 
 
-def _with_cost(record: RoundRecord, tasks: list[TaskRecord]) -> RoundRecord:
+def _with_cost(record: RoundRecord, all_tasks: list[TaskRecord]) -> RoundRecord:
+    tasks = [task for task in all_tasks if task.client != SERVER]
+    slowest = _slowest_client(tasks) if record.device_seconds is None else record.device_seconds
+    own = sum(task.modelled_seconds or 0.0 for task in all_tasks if task.client == SERVER)
+    waited = None if slowest is None else slowest + own
     return replace(
         record,
-        device_seconds=_slowest_client(tasks) if record.device_seconds is None else record.device_seconds,
+        device_seconds=slowest,
+        round_seconds=waited if record.round_seconds is None else record.round_seconds,
         bytes_down=sum_known(task.bytes_down for task in tasks),
         bytes_up=sum_known(task.bytes_up for task in tasks),
         joules=sum_known(task.joules for task in tasks),

@@ -215,6 +215,8 @@ class RoundRecord:
     loss: float | None = None
     device_seconds: float | None = None
     """Modelled time of the slowest device: how long the round would take on real devices."""
+    round_seconds: float | None = None
+    """The same with the wait for the server: plus the modelled time of the server's own tasks."""
     bytes_down: float | None = None
     bytes_up: float | None = None
     joules: float | None = None
@@ -315,6 +317,16 @@ class RunRecord:
     def device_seconds(self) -> float | None:
         """Modelled time on real devices: the slowest device of each round, summed."""
         return sum_known(record.device_seconds for record in self.rounds)
+
+    @property
+    def round_seconds(self) -> float | None:
+        """Modelled time with the wait for the server: the slowest device and the server's own tasks of each round."""
+        return sum_known(record.round_seconds for record in self.rounds)
+
+    @property
+    def waits_for_server(self) -> bool:
+        """Whether the server has work of its own that takes time."""
+        return (self.round_seconds or 0.0) > (self.device_seconds or 0.0)
 
     @property
     def seconds(self) -> float | None:

@@ -47,6 +47,8 @@ class CostSoFar:
     bytes_down: float = 0.0
     bytes_up: float = 0.0
     device_seconds: float = 0.0
+    round_seconds: float = 0.0
+    """With the wait for the server."""
     joules: float = 0.0
 
     @property
@@ -63,6 +65,7 @@ def costs_so_far(run: RunRecord) -> dict[int, CostSoFar]:
             cost.bytes_down + (record.bytes_down or 0.0),
             cost.bytes_up + (record.bytes_up or 0.0),
             cost.device_seconds + (record.device_seconds or 0.0),
+            cost.round_seconds + (record.round_seconds or 0.0),
             cost.joules + (record.joules or 0.0),
         )
         costs[record.number] = cost
@@ -259,6 +262,7 @@ def _row(label: str, runs: list[RunRecord], aims: Sequence[float], with_average:
         "bytes": mean_sd(run.totals.bytes for run in runs),
         "flops": mean_sd(run.totals.flops for run in runs),
         "device_seconds": mean_sd(run.device_seconds for run in runs),
+        "round_seconds": mean_sd(run.round_seconds for run in runs),
         "joules": mean_sd(run.totals.joules for run in runs),
     }
 
