@@ -208,7 +208,7 @@ def test_recalibration_takes_the_mean_of_the_batches_means_and_unbiased_variance
     assert norm.momentum == 0.1
 
 
-@pytest.mark.parametrize(("count", "batch", "sizes"), [(5, 4, [3, 2]), (100, 32, [25] * 4), (3, 1, [3]), (1, 4, [1])])
+@pytest.mark.parametrize(("count", "batch", "sizes"), [(5, 4, [3, 2]), (100, 32, [25] * 4), (3, 1, [3]), (1, 4, [])])
 def test_batches_of_recalibration_are_of_nearly_equal_size_and_never_one_row_of_many(count, batch, sizes):
     """Each batch counts alike, so that a last batch of four rows would count as much as one of 32."""
     seen = []
@@ -218,9 +218,11 @@ def test_batches_of_recalibration_are_of_nearly_equal_size_and_never_one_row_of_
     assert seen == sizes
 
 
-def test_a_network_without_batch_norm_is_not_recalibrated():
-    rng = stream(0)
+def test_a_network_without_batch_norm_or_with_a_frozen_one_is_not_recalibrated():
+    rng, frozen = stream(0), conv(2).eval()
     assert recalibrate(conv(2, norm=False), rows(), 4, rng) == 0
+    assert recalibrate(frozen, rows(), 4, rng) == 0
+    assert frozen[1].running_var.tolist() == [1.0, 1.0]
     assert torch.equal(torch.rand(1, generator=rng), torch.rand(1, generator=stream(0)))
 
 

@@ -123,7 +123,7 @@ class Moss(Averaging):
         models = self.tier_models(state, now.zoo)
         up = {(name, PROXY): (model, state.proxies.get(name, state.proxy)) for name, model in models.items()}
         state, proxies = self.run_transfers(up, state, now, update_statistics=True)
-        # A transfer diverges if its student has: then proxies would be refused in every round to come.
+        # If all are refused, the proxies themselves have blown up and would be refused in every round to come.
         restart = state.proxy if proxies else state.restart
         proxy = weighted_mean(restart, proxies.values())
         down = {(PROXY, name): (proxy, model) for name, model in models.items()}
