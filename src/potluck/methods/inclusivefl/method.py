@@ -47,7 +47,7 @@ from potluck.methods.inclusivefl.depth_tiers import (
     block_count,
     next_momentum,
 )
-from potluck.parts import Adam, AdamW, OverlapMean, Rule, Slots
+from potluck.parts import Adam, AdamW, OverlapMean, Rule, Slots, batches
 
 PAPER, CODE = Adam(lr=0.03), AdamW(lr=5e-5)
 """The default optimiser on the server, under each profile."""
@@ -131,12 +131,12 @@ class InclusiveFL(DepthTiers):
 
     def step_tiers(self, whole: Arrays, mean: MomentumMean, slots: Slots, zoo: Zoo) -> tuple[Arrays, Slots]:
         """Every tier's network after its optimiser's step; the network of an absent tier stays."""
-        out = dict(whole)
+        out, buffers = dict(whole), self.buffers(zoo)
         for number, tier in enumerate(self.tiers(zoo)):
             rule: Any = self.server
             if self.rates:
                 rule = replace(rule, lr=self.rates[number])
-            stepped, slots = rule({name: whole[name] for name in tier.names}, mean, slots, self.buffers(zoo))
+            stepped, slots = rule({name: whole[name] for name in tier.names}, mean, slots, buffers)
             out |= {name: stepped[name] for name in tier.names}
         return out, slots
 
@@ -158,9 +158,11 @@ class InclusiveFL(DepthTiers):
         if self.profile == "paper":
             return reply
         model, rate = reply.models["model"], self.local.rate(device.round)
-        arrays = dict(model.arrays)
-        for name, slope in (fit.gradient or {}).items():
-            arrays[name] = arrays[name] - rate * slope
+        gradient, arrays = dict(fit.gradient or {}), dict(model.arrays)
+        for names in batches(gradient, arrays):
+            steps = torch._foreach_mul([gradient[name] for name in names], rate)
+            moved = torch._foreach_sub([arrays[name] for name in names], steps)
+            arrays.update(zip(names, moved, strict=True))
         return replace(reply, models={"model": Model(model.spec, arrays)})
 
     def check(self, zoo: Zoo) -> None:
