@@ -226,6 +226,7 @@ def _row(label: str, runs: list[RunRecord], aims: Sequence[float], with_average:
         "global": mean_sd(_final_score(run.curve) for run in runs),
         **({"average": mean_sd(_final_score(tier_average(run)) for run in runs)} if with_average else {}),
         "local": mean_sd(run.curve.last_local.local.mean if run.curve.last_local else None for run in runs),
+        "best_by": best_by(*runs),
         "best": mean_sd(run.curve.best.score if run.curve.best else None for run in runs),
         "tiers": {
             name: mean_sd(_final_score(tier.curve if (tier := run.tier(name)) else None) for run in runs)
@@ -241,6 +242,18 @@ def _row(label: str, runs: list[RunRecord], aims: Sequence[float], with_average:
         "device_seconds": mean_sd(run.device_seconds for run in runs),
         "joules": mean_sd(run.totals.joules for run in runs),
     }
+
+
+def best_by(*runs: RunRecord) -> str:
+    """What chose the best round of these runs: "validation" or "test"; "several" if runs differ."""
+    found = {run.curve.best_by for run in runs}
+    return found.pop() if len(found) == 1 else "several"
+
+
+def best_heading(*runs: RunRecord) -> str:
+    """The heading over scores of best rounds, which says what chose them."""
+    headings = {"validation": "by validation", "test": "best round by the test set"}
+    return headings.get(best_by(*runs), "best round")
 
 
 def _final_score(curve: LearningCurve | None) -> float | None:

@@ -51,6 +51,9 @@ class Scoring:
     can be compared with models that the server has."""
     features: bool = False
     """At the end, compare the features of the tiers' networks on test rows, stage by stage, for the report."""
+    best: Literal["validation", "test"] = "validation"
+    """What chooses the best round in tables and reports. validation: the validation set. test: the test set itself, as
+    papers that report "best over rounds" do; such a score is too high, so tables say so."""
     targets: tuple[float, ...] = ()
     """Test scores for which tables and reports count the rounds needed: [0.85] is 85 %. Empty: 50, 80, 90 and 95 %.
     Tables in the terminal show only the first."""
