@@ -32,7 +32,7 @@ from potluck.data import Federation, Source, load, load_public
 from potluck.engines import ENGINES, ClientData, Engine, RoundSession, SimulationContext
 from potluck.fleet import Budget, Population, profile, widest_that_fits
 from potluck.learn import Classify, NextToken, Regress, Tag
-from potluck.models import ModelZoo, check, make_spec, tier_spec
+from potluck.models import ModelZoo, check, make_spec, tier_spec, widths_by_group
 from potluck.run import config, privacy
 from potluck.run.settings import Experiment, TierSettings
 
@@ -215,7 +215,8 @@ def _tier(settings: TierSettings, full: Spec, source: Source, experiment: Experi
     base = full if settings.model is None else _spec(settings.model, source, where)
     try:
         base = tier_spec(base, depth=settings.depth)
-        width = settings.width if settings.width != "fit" else _widest_fit(settings, base, experiment, samples)
+        given = settings.width if settings.width != "fit" else _widest_fit(settings, base, experiment, samples)
+        width = None if given is None else widths_by_group(base, given)
         spec = tier_spec(base, width)
     except SettingsError as fault:
         raise SettingsError(f"{where}: {fault}") from None

@@ -22,8 +22,8 @@ class TierSettings:
     share: float = 1.0
     """Its share of the clients, relative to the other tiers' shares."""
     width: float | dict[str, float] | Literal["fit"] | None = None
-    """The fraction of each layer's units that it can train, for all layers or by axis group. "fit": the largest of
-    fleet.widths that a device of its profile can train."""
+    """The fraction of each layer's units that it can train, for all layers or by axis group ("layer*.qk" stands for
+    that group of every layer). "fit": the largest of fleet.widths that a device of its profile can train."""
     depth: int | tuple[int, ...] | None = None
     """The number of blocks that it can train; one number per stage if the family has stages."""
     model: dict[str, Any] | None = None
@@ -159,6 +159,9 @@ class Comparison:
     """Variants by name: the settings that each changes, written like --set. Every method runs under every variant."""
     only: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """The methods that run under a variant, if not all do: methods may need different kinds of tiers."""
+    changes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Settings that are changed for a method, by its name, written like --set: a method may need tiers of another kind
+    (widths for HeteroFL, depths for InclusiveFL). They come after those of a variant."""
 
     def __post_init__(self) -> None:
         if odd := self.only.keys() - self.variants.keys():
