@@ -90,7 +90,7 @@ class Setup:
 
         cohort, context = self.cohort(index), self.context
         return Round(
-            index, cohort, self.population.clients, context.zoo, context.seed, session.send, session.fold, recruit
+            index, cohort, self.population.present, context.zoo, context.seed, session.send, session.fold, recruit
         )
 
 
@@ -128,9 +128,10 @@ def assemble(experiment: Experiment, source: Source | None = None, method: Any =
     _refuse_unlabelled(method, experiment)
     federation = Federation(source, experiment.data, experiment.seed, load_public(experiment.data))
     full, tiers = networks(experiment, source, federation.samples)
-    check(full, [tier.spec for tier in tiers])
+    present = [tier for tier in tiers if not tier.absent]
+    check(full, [tier.spec for tier in present])
     where, run = hardware(experiment), experiment.run
-    zoo = ModelZoo(full, tiers, len(federation.public), where)
+    zoo = ModelZoo(full, present, len(federation.public), where)
     population = Population(tiers, federation.clients, experiment.fleet, experiment.seed)
     method.check(zoo)
     datasets, problem = FederationDatasets(federation, population), _problem(source, zoo, experiment)
@@ -220,7 +221,10 @@ def _tier(settings: TierSettings, full: Spec, source: Source, experiment: Experi
         spec = tier_spec(base, width)
     except SettingsError as fault:
         raise SettingsError(f"{where}: {fault}") from None
-    return Tier(settings.name, settings.share, width, settings.depth, spec, settings.profile)
+    return Tier(
+        *(settings.name, settings.share, width, settings.depth, spec, settings.profile),
+        *(settings.server_lr, settings.absent),
+    )
 
 
 def _widest_fit(settings: TierSettings, base: Spec, experiment: Experiment, samples: int) -> float:

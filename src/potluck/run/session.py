@@ -202,7 +202,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "status": "running",
         "classes": setup.classes,
-        "clients": setup.population.clients,
+        "clients": setup.population.present,
         "cohort": experiment.cohort,
         "tiers": [
             {

@@ -30,10 +30,17 @@ class TierSettings:
     """Its own architecture instead of a part of [model]; written like [model]."""
     profile: str = "laptop"
     """The device profile for its costs: `potluck list profiles`."""
+    server_lr: float | None = None
+    """The learning rate of the server's rule (method.server) for this tier's network; None: the rule's own. Under
+    InclusiveFL every tier has a network on the server. Methods with one network there take the rate of its tier."""
+    absent: bool = False
+    """Its clients never take part, nor does their data; all others keep the data they would have with this tier."""
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1e9:
             raise ValueError(f"tier '{self.name}' has share = {self.share}; give a number above 0, at most 1e9")
+        if self.server_lr is not None and not 0 < self.server_lr <= 1e9:
+            raise ValueError(f"tier '{self.name}' has server_lr = {self.server_lr}; give a number above 0")
 
 
 @dataclass(frozen=True)
@@ -200,6 +207,8 @@ class Experiment:
                 raise ValueError(f"{name} = {getattr(self, name)} is below {low}")
         if not self.tier:
             raise ValueError("there is no [[tier]]; leave the list out for one tier of equal devices")
+        if all(tier.absent for tier in self.tier):
+            raise ValueError("every [[tier]] is absent; leave absent = true out of one of them")
 
     def plain(self) -> dict[str, Any]:
         """Every setting as plain values."""
