@@ -8,6 +8,7 @@ from made_runs import made_run, manifest, write_folder
 
 from potluck.report import read_record, verdict, write_report
 from potluck.report.compare_page import variant_numbers, variant_scores
+from potluck.report.summary import compare_rows
 
 
 def swept(base: Path) -> list[Path]:
@@ -76,3 +77,13 @@ def test_best_rounds_that_were_chosen_in_two_ways_are_called_neither(tmp_path: P
     page = best_page(tmp_path, '[score]\nbest = "test"\n', "")
     assert ">best round</th>" in page
     assert "test set itself chose" in page
+
+
+def test_rows_say_what_chose_the_best_round_and_which_it_is(tmp_path: Path) -> None:
+    best_page(tmp_path, '[score]\nbest = "test"\n')
+    (row,) = compare_rows([read_record(tmp_path / "run0")])
+    assert (row["best_by"], row["best"], row["best_round"]) == (
+        "test",
+        {"mean": 0.5, "sd": None, "count": 1},
+        {"mean": 1.0, "sd": None, "count": 1},
+    )

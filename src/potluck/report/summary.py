@@ -228,6 +228,7 @@ def _row(label: str, runs: list[RunRecord], aims: Sequence[float], with_average:
         "local": mean_sd(run.curve.last_local.local.mean if run.curve.last_local else None for run in runs),
         "best_by": best_by(*runs),
         "best": mean_sd(run.curve.best.score if run.curve.best else None for run in runs),
+        "best_round": mean_sd(float(run.curve.best.round) if run.curve.best else None for run in runs),
         "tiers": {
             name: mean_sd(_final_score(tier.curve if (tier := run.tier(name)) else None) for run in runs)
             for name in tier_names(runs)

@@ -32,7 +32,7 @@ def compare(
     If the experiment has variants, every method runs under each variant, unless `only` lists other methods for it.
     `changes` has settings of its own for a method. A finished run is not repeated; an interrupted run is resumed.
     """
-    plans = _plans(experiment, methods, list(seeds))
+    plans = plan_runs(experiment, methods, list(seeds))
     results = []
     try:
         for label, one in plans:
@@ -45,7 +45,7 @@ def compare(
     return results
 
 
-def _plans(
+def plan_runs(
     experiment: Experiment, methods: Sequence[Mapping[str, Any]], seeds: Sequence[int]
 ) -> list[tuple[str, Experiment]]:
     """All runs with their labels. All are checked before the first one starts."""

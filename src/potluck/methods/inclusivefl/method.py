@@ -72,8 +72,8 @@ class InclusiveFL(DepthTiers):
     weighting: Literal["samples", "uniform"] = "uniform"
     """The weight of a client in its tier, and of a tier among tiers; always by samples under profile "code"."""
     server: Rule = PAPER
-    """The server rule for each tier; a tier's server_lr replaces its rate. By default, profile "code" takes AdamW with a
-    learning rate of 5e-5."""
+    """The server rule for each tier; a tier's server_lr replaces its rate. By default, profile "code" takes AdamW with
+    a learning rate of 5e-5."""
     profile: Literal["paper", "code"] = "paper"
     """paper: local training, and Adam on the server; code: one step of AdamW on the clients' mean gradient."""
     borrow: float = 0.2  # beta in the paper
