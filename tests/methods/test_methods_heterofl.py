@@ -76,3 +76,26 @@ def test_a_narrow_network_trains_with_a_scaler_and_the_full_one_without():
     small, large = (HeteroFL().assign(client(networks, tier), now(networks))[0] for tier in (0, 1))
     assert (small.options["scaler"], large.options["scaler"]) == (0.25, 1.0)
     assert HeteroFL(scaler=False).assign(client(networks), now(networks))[0].options["scaler"] == 1.0
+
+
+def test_with_widths_by_group_each_layer_is_scaled_by_its_own_group():
+    """Half of the first hidden layer and all of the second: in training, the narrow network gives what the full one
+    does, 4, if all weights are one; in evaluation there is no scaler, and it gives 2."""
+    networks = zoo({"hidden0": 0.5}, hidden=2, depth=1)
+    spec, held = HeteroFL().assign(client(networks), now(networks))
+    assert spec.options["scaler"] == {"hidden0": 0.5}
+    ones = {name: torch.full_like(t, float("bias" not in name)) for name, t in fresh(networks).items()}
+    net = networks.build(Model(spec, held.take(ones)))
+    x = torch.tensor([[1.0, 0.0, 0.0, 0.0]])
+    assert net.stem.scaler(torch.tensor([3.0])).tolist() == [6.0]
+    assert net(x).tolist() == networks.build(Model(networks.full, ones))(x).tolist() == [[4.0, 4.0, 4.0]]
+    assert net.eval()(x).tolist() == [[2.0, 2.0, 2.0]]
+
+
+def fresh(networks):
+    return networks.fresh(networks.full, stream(0)).arrays
+
+
+def test_the_scaler_by_group_can_be_switched_off():
+    networks = zoo({"hidden0": 0.5}, hidden=2, depth=1)
+    assert HeteroFL(scaler=False).assign(client(networks), now(networks))[0].options["scaler"] == 1.0

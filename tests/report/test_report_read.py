@@ -46,6 +46,19 @@ def test_without_validation_nothing_is_best(tmp_path: Path) -> None:
     assert read_record(write_folder(tmp_path / "a", manifest(), [], [scored(1, 0.5)])).curve.best is None
 
 
+def test_the_test_set_chooses_the_best_round_only_if_the_settings_say_so(tmp_path: Path) -> None:
+    tiers = {"watch": {"test": {"accuracy": 0.25}}}
+    scores = [scored(1, 0.5, 0.7), scored(2, 0.9, tiers=tiers), scored(3, 0.8, 0.6)]
+    run = read_record(write_folder(tmp_path / "a", manifest(), [], scores, '[score]\nbest = "test"\n'))
+    assert run.curve.best
+    assert (run.curve.best_by, run.curve.best.round, run.curve.best.score) == ("test", 2, 0.9)
+    watch = run.tier("watch")
+    assert watch
+    assert watch.curve.best
+    assert watch.curve.best.round == 2
+    assert read_record(write_folder(tmp_path / "b", manifest(), [], scores)).curve.best_by == "validation"
+
+
 def test_totals_are_summed_per_tier_and_over_all(tmp_path: Path) -> None:
     events = [
         task(1, "c1", "watch", bytes_down=10, bytes_up=5, modelled_seconds=2, modelled_joules=1, modelled_flops=100),

@@ -85,7 +85,8 @@ class LotteryFL(PersonalModels):
             arrays = unpack_masked(model.arrays, masks)
             reply = replace(reply, models={"model": Model(model.spec, arrays)})
             mean.add(arrays, Mask(alive), self.weigh(reply, now.zoo))
-        arrays, slots = self.server(whole, mean, state.slots, self.buffers(now.zoo))
+        rule = self.server_rule(state.model.spec, now.zoo)
+        arrays, slots = rule(whole, mean, state.slots, self.buffers(now.zoo))
         return replace(state, model=Model(state.model.spec, arrays), slots=slots)
 
     def tasks(self, state: LotteryState, shown: Mapping[str, Arrays], now: Round) -> Iterator[Task]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any
 
@@ -66,6 +67,21 @@ def narrow(spec: Spec, width: float | Mapping[str, float]) -> Spec:
     return Spec(spec.family, spec.depth, sizes, spec.options)
 
 
+def widths_by_group(spec: Spec, width: float | Mapping[str, float]) -> float | Mapping[str, float]:
+    """The widths with every name that holds a ``*`` replaced by the axis groups that it stands for.
+
+    >>> full = make_spec("mlp", input=(2,), classes=2, depth=1)
+    >>> widths_by_group(full, {"hidden*": 0.5})
+    {'hidden0': 0.5, 'hidden1': 0.5}
+    """
+    if not isinstance(width, Mapping):
+        return width
+    groups = complete(spec).sizes
+    named = {name: [group for group in groups if fnmatchcase(group, name)] for name in width}
+    checks.refuse_unknown(spec.family, "axis group", [name for name, found in named.items() if not found], groups)
+    return {group: width[name] for name, found in named.items() for group in found}
+
+
 def shallow(spec: Spec, depth: Any) -> Spec:
     """The spec with the first `depth` blocks (of each stage) only; None: with all of them."""
     spec = complete(spec)
@@ -79,9 +95,15 @@ def shallow(spec: Spec, depth: Any) -> Spec:
     return Spec(spec.family, new_depth, {group: spec.sizes[group] for group in groups}, spec.options)
 
 
-def with_scaler(spec: Spec, ratio: float) -> Spec:
-    """The spec whose layers divide by this ratio of widths in training, if its family has such scalers."""
-    return _with_options(complete(spec), scaler=ratio)
+def with_scaler(spec: Spec, ratio: float | Mapping[str, float]) -> Spec:
+    """The spec whose layers divide by this ratio of widths in training, if its family has such scalers.
+
+    With a ratio for each axis group, a layer divides by that of its outputs; groups that are not named have ratio 1.
+    """
+    spec = complete(spec)
+    if isinstance(ratio, Mapping):
+        checks.refuse_unknown(spec.family, "axis group", ratio, spec.sizes)
+    return _with_options(spec, scaler=ratio)
 
 
 @lru_cache(maxsize=1024)

@@ -71,8 +71,11 @@ class ModelZoo:
         """The spec with the first blocks only (of each stage)."""
         return specs.shallow(spec, depth)
 
-    def scaled(self, spec: Spec, ratio: float) -> Spec:
-        """The spec with scalers for this ratio of its width to the full one's; refused if its family has none."""
+    def scaled(self, spec: Spec, ratio: float | Mapping[str, float]) -> Spec:
+        """The spec with scalers for this ratio of its width (or of each group's) to the full one's.
+
+        It is refused if its family has no scalers.
+        """
         return specs.with_scaler(spec, ratio)
 
     def counting(self, spec: Spec) -> Spec:

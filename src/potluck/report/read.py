@@ -51,6 +51,8 @@ def make_record(
     tasks = list(log.tasks.values())
     name = text(manifest.get("name"), folder.name)
     score_lines = _last_per_round(scores)
+    scoring = _scoring(settings)
+    best_by = "test" if scoring.get("best") == "test" else "validation"
     return RunRecord(
         folder=folder,
         name=name,
@@ -63,8 +65,8 @@ def make_record(
         planned_rounds=integer(manifest.get("rounds")),
         classes=integer(manifest.get("classes")),
         clients=integer(manifest.get("clients")),
-        tiers=_tiers(manifest, score_lines, tasks),
-        curve=LearningCurve(tuple(_overall_scores(line) for line in score_lines)),
+        tiers=_tiers(manifest, score_lines, tasks, best_by),
+        curve=LearningCurve(tuple(_overall_scores(line) for line in score_lines), best_by),
         rounds=_rounds(log.rounds, tasks),
         transfers=tuple(log.transfers.values()),
         coverage=log.coverage,
@@ -72,7 +74,7 @@ def make_record(
         failures=_failures(tasks),
         warnings=tuple(log.warnings),
         settings=settings,
-        targets=_targets(settings),
+        targets=_targets(scoring),
         manifest=manifest,
     )
 
@@ -83,13 +85,17 @@ def _label(manifest: Json) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _targets(settings: str) -> tuple[float, ...]:
-    """The targets under [score] in the settings, without repeats; empty if the settings cannot be parsed."""
+def _scoring(settings: str) -> Json:
+    """What stands under [score] in the settings; empty if they cannot be parsed."""
     try:
-        parsed = tomllib.loads(settings)
+        return mapping(tomllib.loads(settings).get("score"))
     except (ValueError, RecursionError):
-        return ()
-    targets = map(number, sequence(mapping(parsed.get("score")).get("targets")))
+        return {}
+
+
+def _targets(scoring: Json) -> tuple[float, ...]:
+    """The target scores, without repeats."""
+    targets = map(number, sequence(scoring.get("targets")))
     return tuple(dict.fromkeys(target for target in targets if target is not None and -1 < target <= 1))
 
 
@@ -233,7 +239,7 @@ def _last_per_round(scores: Sequence[Json]) -> list[Json]:
     return [last[index] for index in sorted(last)]
 
 
-def _tiers(manifest: Json, scores: list[Json], tasks: list[TaskRecord]) -> tuple[TierRecord, ...]:
+def _tiers(manifest: Json, scores: list[Json], tasks: list[TaskRecord], best_by: str) -> tuple[TierRecord, ...]:
     """The tiers of the manifest in its order, then all others that were scored or did work, such as the server."""
     declared = {text(tier.get("name")): tier for tier in map(mapping, sequence(manifest.get("tiers")))}
     tasks_of: dict[str, list[TaskRecord]] = defaultdict(list)
@@ -241,10 +247,10 @@ def _tiers(manifest: Json, scores: list[Json], tasks: list[TaskRecord]) -> tuple
         tasks_of[task.tier].append(task)
     scored = [name for line in scores for name in mapping(line.get("tiers"))]
     names = dict.fromkeys([*declared, *scored, *tasks_of])
-    return tuple(_tier(name, declared.get(name, {}), scores, tasks_of[name]) for name in names)
+    return tuple(_tier(name, declared.get(name, {}), scores, tasks_of[name], best_by) for name in names)
 
 
-def _tier(name: str, declared: Json, scores: list[Json], tasks: list[TaskRecord]) -> TierRecord:
+def _tier(name: str, declared: Json, scores: list[Json], tasks: list[TaskRecord], best_by: str) -> TierRecord:
     lines = [
         (integer(line.get("round")) or 0, mapping(mapping(line.get("tiers")).get(name)), line.get("metric"))
         for line in scores
@@ -258,7 +264,7 @@ def _tier(name: str, declared: Json, scores: list[Json], tasks: list[TaskRecord]
         parameters=integer(declared.get("parameters")),
         width=_model_size(declared.get("width")),
         depth=_model_size(declared.get("depth")),
-        curve=LearningCurve(points),
+        curve=LearningCurve(points, best_by),
         totals=TaskTotals.of(tasks),
         accepted=TaskTotals.of([task for task in tasks if task.outcome == "accepted"]),
     )

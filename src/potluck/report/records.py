@@ -72,6 +72,8 @@ class LearningCurve:
     """Scores over the rounds, in order."""
 
     points: tuple[RoundScores, ...] = ()
+    best_by: str = "validation"
+    """What chooses the best round: "validation", or "test" if the run's settings ask for it."""
 
     @property
     def final(self) -> RoundScores | None:
@@ -80,9 +82,11 @@ class LearningCurve:
 
     @property
     def best(self) -> RoundScores | None:
-        """The first round with the highest validation score."""
-        scores = [(point.validation.value, point) for point in self.points if point.validation.value is not None]
-        return max(scores, key=lambda pair: pair[0])[1] if scores else None
+        """The first round with the highest validation score; with `best_by = "test"`, with the highest test score."""
+        by_test = self.best_by == "test"
+        scores = [(point.score if by_test else point.validation.value, point) for point in self.points]
+        known = [(score, point) for score, point in scores if score is not None]
+        return max(known, key=lambda pair: pair[0])[1] if known else None
 
     @property
     def last_local(self) -> RoundScores | None:

@@ -12,7 +12,7 @@ from potluck.report.features import features_section, parse_features
 from potluck.report.html import Markup, card, cards, charts, collapsible, join, note, section, table, tag
 from potluck.report.records import LearningCurve, RunRecord
 from potluck.report.sentences import privacy_guarantee
-from potluck.report.summary import capitalize, metric_format, overall_name
+from potluck.report.summary import best_heading, capitalize, metric_format, overall_name
 from potluck.report.transfer import transfer_section
 from potluck.report.units import GAP, MetricFormat, format_bytes, format_count, format_joules, format_seconds
 
@@ -84,7 +84,8 @@ def _score_card(run: RunRecord) -> Markup:
     title = f"{capitalize(metric.name)}, mean over clients" if curve.on_clients else f"Test {metric.name}"
     lines = [f"after round {final.round}" if final else "no scores yet"]
     if best and best.score is not None:
-        lines.append(f"{metric.format(best.score)} at round {best.round}, chosen by validation")
+        how = "best round by the test set" if curve.best_by == "test" else "chosen by validation"
+        lines.append(f"{metric.format(best.score)} at round {best.round}, {how}")
     if last_local and last_local.local.mean is not None:
         lines.append(f"local: {metric.format(last_local.local.mean)}, each client's own examples and classes")
     if (last := curve.last_personal) and last.personal.mean is not None:
@@ -107,7 +108,7 @@ def _clients_card(run: RunRecord) -> Markup:
 
 def _tier_table(run: RunRecord) -> Markup:
     """Scores per tier and over its clients."""
-    head = ["", "clients", "parameters", "final", "by validation", "client mean ± sd", "worst tenth"]
+    head = ["", "clients", "parameters", "final", best_heading(run), "client mean ± sd", "worst tenth"]
     metric = metric_format(run)
     rows = [
         [tier.name, format_count(tier.clients), format_count(tier.parameters) if tier.parameters is not None else "",

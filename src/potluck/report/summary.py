@@ -249,7 +249,9 @@ def _row(label: str, runs: list[RunRecord], aims: Sequence[float], with_average:
         "personal": mean_sd(run.curve.last_personal.personal.mean if run.curve.last_personal else None for run in runs),
         "own mix": mean_sd(run.curve.last_personal.own_mix.mean if run.curve.last_personal else None for run in runs),
         "commonest": mean_sd(run.curve.last_personal.commonest if run.curve.last_personal else None for run in runs),
+        "best_by": best_by(*runs),
         "best": mean_sd(run.curve.best.score if run.curve.best else None for run in runs),
+        "best_round": mean_sd(float(run.curve.best.round) if run.curve.best else None for run in runs),
         "tiers": {
             name: mean_sd(_final_score(tier.curve if (tier := run.tier(name)) else None) for run in runs)
             for name in tier_names(runs)
@@ -265,6 +267,18 @@ def _row(label: str, runs: list[RunRecord], aims: Sequence[float], with_average:
         "round_seconds": mean_sd(run.round_seconds for run in runs),
         "joules": mean_sd(run.totals.joules for run in runs),
     }
+
+
+def best_by(*runs: RunRecord) -> str:
+    """What chose the best round of these runs: "validation" or "test"; "several" if runs differ."""
+    found = {run.curve.best_by for run in runs}
+    return found.pop() if len(found) == 1 else "several"
+
+
+def best_heading(*runs: RunRecord) -> str:
+    """The heading over scores of best rounds, which says what chose them."""
+    headings = {"validation": "by validation", "test": "best round by the test set"}
+    return headings.get(best_by(*runs), "best round")
 
 
 def _final_score(curve: LearningCurve | None) -> float | None:
