@@ -112,6 +112,7 @@ def test_noise_that_is_captured_is_drawn_as_in_a_fit():
 
 WIRES = {
     "bilevel": {},
+    "statistics as they come": {"recalibrate": False},
     "two layers": {"meta_layers": 2, "clip": 1.0},
     "joint": {"train": "joint", "loc_norm": "softmax"},
     "labels": {"loss": "ce"},

@@ -49,6 +49,9 @@ ALL = [
     Data(clients=7, partition="groups"),
     Data(clients=9, partition="groups", groups=3, held_out="users", samples=20),
     Data(clients=20, partition="dirichlet", alpha=0.1, held_out="users"),
+    Data(clients=20, partition="dirichlet", alpha=0.1, public_partition="dirichlet"),
+    Data(clients=7, partition="user", alpha=0.1, public_partition="dirichlet"),
+    Data(clients=20, public_partition="iid"),
 ]
 
 
@@ -100,6 +103,38 @@ def test_the_servers_sets_have_the_label_mix_of_the_whole() -> None:
     for examples, each in ((federation.test, 20), (federation.validation, 10), (federation.public, 5)):
         assert all(abs(count - each) <= 2 for count in mix(examples).values())
         assert len(mix(examples)) == 10
+
+
+def test_public_rows_may_have_a_label_mix_like_one_clients() -> None:
+    """With an alpha near 0 nearly all rows are of one class. It has 20 rows, so 10 of the other are added."""
+    data = Data(test=0.0, validation=0.0, public=30, alpha=1e-3, public_partition="dirichlet", clients=2)
+    seen = [tuple(mix(Federation(numbered(40, 2), data, seed).public).values()) for seed in range(8)]
+    assert set(seen) == {(20, 10), (10, 20)}
+    even = Data(test=0.0, validation=0.0, public=100, alpha=1e9, public_partition="dirichlet", clients=2)
+    found = mix(Federation(numbered(2000, 2), even, 0).public)  # 100 draws of two equal chances
+    assert sum(found.values()) == 100
+    assert abs(found[0] - 50) <= 20
+
+
+def test_public_rows_may_be_drawn_without_regard_to_their_class() -> None:
+    data = Data(public=100, public_partition="iid")
+    seen = {tuple(mix(Federation(numbered(), data, seed).public).items()) for seed in range(4)}
+    assert len(seen) == 4
+    assert max(count for found in seen for _, count in found) > 13  # of 10 each; stratified ones have 9 to 12
+
+
+@pytest.mark.parametrize("way", ["iid", "dirichlet"])
+def test_testing_and_validation_rows_are_the_same_however_public_rows_are_drawn(way: str) -> None:
+    one, other = (Federation(numbered(), Data(public=50, public_partition=each), 0) for each in (way, "stratified"))  # type: ignore[arg-type]
+    assert ids(one.test) == ids(other.test)
+    assert ids(one.validation) == ids(other.validation)
+    assert ids(one.public) != ids(other.public)
+
+
+def test_a_label_mix_for_public_rows_needs_one_class_per_row() -> None:
+    source = from_arrays(np.zeros((40, 2), np.float32), np.zeros((40, 3), np.int64))
+    with pytest.raises(SettingsError, match=r"data\.public_partition = 'dirichlet' needs one class per row; choose"):
+        Federation(source, Data(clients=2, public=5, public_partition="dirichlet"), 0)
 
 
 def test_every_stretch_of_a_spread_order_has_nearly_the_mix_of_the_whole() -> None:

@@ -151,6 +151,16 @@ def test_public_rows_of_another_set_have_its_scale_its_mix_and_no_labels(tmp_pat
     assert len(set(numbers.tolist())) == 6
 
 
+def test_public_rows_of_another_set_may_have_a_skewed_mix_of_its_classes(tmp_path: Path) -> None:
+    """With an alpha near 0: all ten rows of one class, and two of another."""
+    data = Data(
+        clients=2, public=12, alpha=1e-4, public_partition="dirichlet", public_from=other(tmp_path, size=(3, 2, 2))
+    )
+    x = Federation(ours(), data, 0, load_public(data)).public.all()["x"]
+    numbers = (x[:, 0, 0, 0] * 255).round().int()
+    assert sorted(torch.bincount((numbers - 100) % 3, minlength=3).tolist()) == [0, 2, 10]
+
+
 def test_clients_hold_the_same_rows_whatever_the_public_rows_are(tmp_path: Path) -> None:
     data = Data(clients=2, public=6, public_from=other(tmp_path, size=(3, 2, 2)))
     far, near = Federation(ours(), data, 0, load_public(data)), Federation(ours(), Data(clients=2, public=6), 0)

@@ -168,3 +168,15 @@ def test_a_fleet_needs_a_tier_different_names_and_a_client() -> None:
         population(0)
     with pytest.raises(IndexError):
         population(10).client(10, 0)
+
+
+def test_an_absent_tier_leaves_the_others_as_they_would_be_with_it() -> None:
+    shares = [Tier("a", 1), Tier("b", 2, absent=True), Tier("c", 1)]
+    with_all = [Tier(tier.name, tier.share) for tier in shares]
+    fleet, everyone = Population(shares, 40, Fleet(), 3), Population(with_all, 40, Fleet(), 3)
+    assert (fleet.clients, fleet.present, everyone.present) == (40, 20, 40)
+    assert {client.tier.name for client in fleet.everyone(0)} == {"a", "c"}
+    for index in range(5):
+        expected = [client.id for client in everyone.cohort(index, 8) if client.tier.name != "b"]
+        assert ids(fleet, index, 8) == expected
+        assert len(expected) < 8

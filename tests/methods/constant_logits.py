@@ -43,8 +43,9 @@ class PublicPlay(Play):
 
     def __post_init__(self):
         labels = getattr(self.method, "public_labels", (0, 0, 0, 0))
-        self.public = Examples({"x": torch.ones(4, 2), **({"y": torch.tensor(labels)} if labels else {})})
-        self.zoo = replace(self.zoo, public=4)
+        rows = len(labels or range(4))
+        self.public = Examples({"x": torch.ones(rows, 2), **({"y": torch.tensor(labels)} if labels else {})})
+        self.zoo = replace(self.zoo, public=rows)
         super().__post_init__()
         datasets = ClientDatasets(
             {id: Shard(train) for id, (_, train) in self.clients.items()} | {SERVER: Shard(self.public)}
@@ -74,6 +75,16 @@ def unlabelled(method):
         public_labels = None
 
     return Unlabelled(**vars(method))
+
+
+def hundred_rows(method):
+    """This method in a federation with a hundred public rows, all of class 0."""
+
+    @dataclass(frozen=True)
+    class HundredRows(type(method)):
+        public_labels = (0,) * 100
+
+    return HundredRows(**vars(method))
 
 
 def net(*logits):

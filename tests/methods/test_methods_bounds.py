@@ -1,10 +1,14 @@
 """AllLarge, AllSmall and ExclusiveFL: who takes part, and with which network."""
 
+from dataclasses import replace
+
 import pytest
 from made_round import Play, data, echoing, people, zeros, zoo
 
 from potluck.core import digest
 from potluck.methods import AllLarge, AllSmall, ExclusiveFL
+from potluck.models import ModelZoo
+from potluck.parts import AdamW
 
 
 def moved(state):
@@ -56,3 +60,13 @@ def test_allsmall_trains_and_serves_only_the_smallest_network():
     assert "body.1.linear.weight" not in moved(state)
     assert {play.served(state, client).spec.depth for client in ("c0", "c1")} == {1}
     assert [entry.cost.bytes_down for entry in play.session.entries] == [4 * (3 + 2 + 4)] * 2
+
+
+@pytest.mark.parametrize(("kind", "rate"), [(AllSmall, 0.5), (AllLarge, 0.25), (ExclusiveFL, 0.25)])
+def test_the_server_s_rate_is_that_of_the_tier_whose_network_is_trained(kind, rate):
+    """AdamW's first step is its learning rate, whatever the gradient."""
+    both = zoo(small=1, large=2)
+    rated = ModelZoo(both.full, [replace(t, server_lr=lr) for t, lr in zip(both.tiers, (0.5, 0.25), strict=True)])
+    clients = {"a": ("small", data(1, (3.0, 3.0))), "b": ("large", data(1, (3.0, 3.0)))}
+    play = Play(echoing(kind(server=AdamW(lr=9.0, eps=0.0))), rated, clients)
+    assert moved(play.round(zeros(play.init())))["body.0.linear.weight"].item() == pytest.approx(rate)

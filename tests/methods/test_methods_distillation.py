@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from constant_logits import STILL, PublicPlay, two_clients
+from constant_logits import STILL, PublicPlay, hundred_rows, two_clients
 from made_round import data, zoo
 
 from potluck.core import SERVER, Client, Examples, Local, Round, SettingsError, Tier
@@ -70,6 +70,18 @@ def test_predicting_public_rows_costs_a_forward_pass_of_each_on_clients_and_serv
     twice.round(twice.init())
     (learned,) = twice.entries("learn")
     assert learned.cost.flops == 2 * (step // 3) + step  # before and after the pass
+
+
+@pytest.mark.parametrize(
+    ("method", "verbs"),
+    [(DSFL(STILL, distils=1), ("distil", "learn")), (FedGEMS(STILL, passes=1, lessons=1), ("follow", "learn"))],
+)
+def test_public_rows_are_learned_in_batches_of_the_clients_size(method, verbs):
+    """A hundred rows are four batches of 32, on clients and on the server."""
+    play = two_clients(hundred_rows(replace(method, local=replace(STILL, batch=32))))
+    play.round(play.init())
+    for verb in verbs:
+        assert {entry.metrics["steps"] for entry in play.entries(verb)} == {4}
 
 
 def test_added_columns_follow_the_rows_of_their_examples():

@@ -1,7 +1,9 @@
 """FedMD: the consensus on public logits, the digest and the warm-up, by hand."""
 
+from dataclasses import replace
+
 import torch
-from constant_logits import STILL, PublicPlay, net, two_clients, value
+from constant_logits import STILL, PublicPlay, hundred_rows, net, two_clients, value
 from made_round import data, zoo
 
 from potluck.learn import mean_logits
@@ -22,6 +24,22 @@ def test_clients_move_towards_the_consensus():
     play.round(play.init(), 1)
     assert play.bias("a") == [1.5, 3.5]
     assert play.bias("b") == [2.5, 4.5]
+
+
+def digested(**settings):
+    """What client a says after a digest of a hundred rows; it said [1, 1], and the consensus is [51, 51]."""
+    play = two_clients(hundred_rows(FedMD(replace(STILL, batch=32), **settings)))
+    play.keep(a=[1.0, 1.0], b=[101.0, 101.0])
+    play.round(play.init(), 1)
+    return play.bias("a")
+
+
+def test_a_digest_has_the_clients_batches_unless_another_size_is_asked_for():
+    """A hundred rows are four batches of 32, seven of 16 and one of 256; every step moves by a half."""
+    assert digested() == [3.0, 3.0]
+    assert digested(digests=2) == [5.0, 5.0]
+    assert digested(batch=16) == [4.5, 4.5]
+    assert digested(batch=256) == [1.5, 1.5]
 
 
 def test_clients_that_agree_have_nothing_to_digest():

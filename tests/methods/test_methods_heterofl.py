@@ -47,6 +47,12 @@ def test_the_classifier_is_known_by_name_whatever_else_has_as_many_rows(family, 
     assert {name.rpartition(".")[0] for name in found} == rows
 
 
+def test_a_projection_in_front_of_the_classifier_has_no_rows_of_classes():
+    spec = make_spec("lenet", input=(1, 28, 28), classes=10)
+    zoo = ModelZoo(spec)
+    assert zoo.class_rows(zoo.projected(spec, 10)) == ("head.weight", "head.bias")
+
+
 def test_a_label_mask_without_a_classifier_is_refused_before_round_0():
     pytest.importorskip("torch_pruning")
 
@@ -69,4 +75,27 @@ def test_a_narrow_network_trains_with_a_scaler_and_the_full_one_without():
     networks = zoo(0.25, 1.0, model="preresnet18", width=16)
     small, large = (HeteroFL().assign(client(networks, tier), now(networks))[0] for tier in (0, 1))
     assert (small.options["scaler"], large.options["scaler"]) == (0.25, 1.0)
+    assert HeteroFL(scaler=False).assign(client(networks), now(networks))[0].options["scaler"] == 1.0
+
+
+def test_with_widths_by_group_each_layer_is_scaled_by_its_own_group():
+    """Half of the first hidden layer and all of the second: in training, the narrow network gives what the full one
+    does, 4, if all weights are one; in evaluation there is no scaler, and it gives 2."""
+    networks = zoo({"hidden0": 0.5}, hidden=2, depth=1)
+    spec, held = HeteroFL().assign(client(networks), now(networks))
+    assert spec.options["scaler"] == {"hidden0": 0.5}
+    ones = {name: torch.full_like(t, float("bias" not in name)) for name, t in fresh(networks).items()}
+    net = networks.build(Model(spec, held.take(ones)))
+    x = torch.tensor([[1.0, 0.0, 0.0, 0.0]])
+    assert net.stem.scaler(torch.tensor([3.0])).tolist() == [6.0]
+    assert net(x).tolist() == networks.build(Model(networks.full, ones))(x).tolist() == [[4.0, 4.0, 4.0]]
+    assert net.eval()(x).tolist() == [[2.0, 2.0, 2.0]]
+
+
+def fresh(networks):
+    return networks.fresh(networks.full, stream(0)).arrays
+
+
+def test_the_scaler_by_group_can_be_switched_off():
+    networks = zoo({"hidden0": 0.5}, hidden=2, depth=1)
     assert HeteroFL(scaler=False).assign(client(networks), now(networks))[0].options["scaler"] == 1.0

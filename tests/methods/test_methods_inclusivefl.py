@@ -333,10 +333,23 @@ def test_optimiser_states_of_shared_tensors_are_the_tiers_own():
     assert not state.slots["m"][stem[0]].equal(state.slots["m"][stem[1]])
 
 
-def test_rates_are_each_tier_s_own():
-    play = replying(zoo(1, 2), steps=True, server=AdamW(eps=0.0), rates=(0.5, 0.25), share_layers=False, borrow=0.0)
+def test_each_tier_may_have_a_server_rate_of_its_own():
+    both = with_rates(zoo(1, 2), 0.5, 0.25)
+    play = replying(both, steps=True, server=AdamW(lr=9.0, eps=0.0), share_layers=False, borrow=0.0)
     reply_with(play, layers=([3], [3, 3]), stem=(3, 3), head=(3, 3))
     assert layers(play, play.round(zeroed(play.init()))) == [[0.5], [0.25, 0.25]]
+
+
+def test_a_tier_without_a_rate_takes_the_rule_s():
+    both = with_rates(zoo(1, 2), None, 0.25)
+    play = replying(both, steps=True, server=AdamW(lr=0.125, eps=0.0), share_layers=False, borrow=0.0)
+    reply_with(play, layers=([3], [3, 3]), stem=(3, 3), head=(3, 3))
+    assert layers(play, play.round(zeroed(play.init()))) == [[0.125], [0.25, 0.25]]
+
+
+def with_rates(networks, *rates):
+    tiers = [replace(tier, server_lr=rate) for tier, rate in zip(networks.tiers, rates, strict=True)]
+    return ModelZoo(networks.full, tiers)
 
 
 # Profile "code"
@@ -402,7 +415,7 @@ def test_tiers_of_one_network_are_one_tier():
     assert digest(moved(play.round(play.init()))) == digest(moved(same.round(same.init())))
 
 
-@pytest.mark.parametrize("wrong", [{"borrow": 1.5}, {"borrow": -0.1}, {"rates": (0.1,), "server": Replace()}])
+@pytest.mark.parametrize("wrong", [{"borrow": 1.5}, {"borrow": -0.1}])
 def test_settings_out_of_bounds_are_refused(wrong):
     with pytest.raises(ValueError, match=f"method.{next(iter(wrong))} = "):
         InclusiveFL(**wrong)
@@ -413,9 +426,9 @@ def test_a_federation_without_depths_is_refused():
     tiers = [Tier(name, spec=tier_spec(full, width)) for name, width in (("narrow", 0.5), ("wide", 1.0))]
     with pytest.raises(SettingsError, match=r"'narrow' is not the bottom of 'wide'\. Give each \[\[tier\]\] a depth"):
         InclusiveFL().check(ModelZoo(full, tiers))
-    with pytest.raises(SettingsError, match=r"method\.rates = \[0\.1\] must hold a rate for each of 2 tiers"):
-        InclusiveFL(rates=(0.1,)).check(zoo(1, 2))
-    InclusiveFL(rates=(0.1, 0.2)).check(zoo(1, 2))
+    with pytest.raises(SettingsError, match=r"tier 'd2' has server_lr = 0\.1, which needs a server rule with"):
+        InclusiveFL(server=Replace()).check(with_rates(zoo(1, 2), None, 0.1))
+    InclusiveFL().check(with_rates(zoo(1, 2), None, 0.1))
 
 
 # Encoders and residual networks

@@ -11,7 +11,7 @@ import torch
 from made_round import ClientDatasets, Play, Shard, data, zoo
 from torch import nn
 
-from potluck.core import SERVER, Client, Examples, Local, Model, Reply, SettingsError, on_client
+from potluck.core import SERVER, Client, Examples, Local, Model, Reply, SettingsError, on_client, stream
 from potluck.engines import Dispatcher, Serial, SimulationContext
 from potluck.learn import Classify
 from potluck.methods import FedAvg, Moss
@@ -45,7 +45,7 @@ class Federation(Play):
         datasets = ClientDatasets(
             {id: Shard(train) for id, (_, train) in self.clients.items()} | {SERVER: Shard(public)}
         )
-        datasets.public = public
+        self.public = datasets.public = public
         context = SimulationContext(self.method, self.zoo, datasets, Classify(2), self.seed)
         self.dispatcher = Dispatcher(Serial(context), self.method, self.zoo, recall=self.memories.get)
 
@@ -212,8 +212,48 @@ def test_a_transfer_through_proxies_moves_knowledge_from_one_tier_to_another():
     assert said[0] > 0.5 > -0.5 > said[1]
 
 
-def test_proxies_update_their_running_statistics_and_tiers_models_do_not():
-    play = three(Moss(Local(steps=0)), 1, 1, 1, norm="running")
+def public_statistics(play, model):
+    """The batch norm statistics of the public rows under this model's weights, all rows in one batch."""
+    net = play.zoo.build(model, stream(0)).train()
+    for layer in (layer for layer in net.modules() if isinstance(layer, nn.BatchNorm2d)):
+        layer.momentum = 1.0
+    with torch.no_grad():
+        net(play.public.column("x"))
+    return {name: tensor for name, tensor in net.state_dict().items() if name.endswith(("running_mean", "running_var"))}
+
+
+def test_after_a_transfer_a_student_has_the_batch_norm_statistics_of_the_public_rows():
+    """On the way up, into each tier's own proxy, and on the way down, into each tier's model."""
+    method = Moss(Local(steps=0), proxy_sync=False, wire=WireSettings(lr=0.05))
+    play = three(method, 1, 1, 1, norm="running")
+    state = play.round(play.init())
+    models = {f"{PROXY} > {name}": model for name, model in method.tier_models(state, play.zoo).items()}
+    models |= {f"{name} > {PROXY}": model for name, model in state.proxies.items()}
+    assert len(models) == 6
+    for model in models.values():
+        found = public_statistics(play, model)
+        assert found
+        for name, tensor in found.items():
+            assert torch.allclose(model.arrays[name], tensor, atol=1e-6), name
+
+
+@pytest.mark.parametrize("norm", ["running", "group"])
+def test_recalibration_costs_the_server_a_forward_pass_of_students_with_batch_norm(norm):
+    """The six public rows are one batch; a forward pass is a third of a training step."""
+    flops = []
+    for wanted in (True, False):
+        play = three(Moss(wire=WireSettings(recalibrate=wanted)), 1, 1, 1, norm=norm)
+        play.round(play.init())
+        flops.append({key: entry.cost.flops for key, entry in play.transfers.items()})
+    specs = {tier.name: tier.spec for tier in play.zoo.tiers} | {PROXY: play.zoo.full}
+    forward = {key: play.zoo.cost(specs[key.split(" > ")[1]], 6).flops // 3 for key in flops[0]}
+    assert {key: flops[0][key] - flops[1][key] for key in forward} == (
+        forward if norm == "running" else dict.fromkeys(forward, 0)
+    )
+
+
+def test_proxies_update_their_running_statistics_and_tiers_models_do_not_without_recalibration():
+    play = three(Moss(Local(steps=0), wire=WireSettings(recalibrate=False)), 1, 1, 1, norm="running")
     start = play.init()
     state = play.round(start)
     means = [name for name in start.proxy.arrays if name.endswith("running_mean")]
@@ -243,6 +283,30 @@ def test_a_transfer_that_diverges_is_refused_and_its_student_stays():
     assert {entry.verdict for entry in play.transfers.values()} == {"quarantined"}
     assert all(torch.equal(tensor, start.model.arrays[name]) for name, tensor in state.model.arrays.items())
     assert all(torch.equal(tensor, start.proxy.arrays[name]) for name, tensor in state.proxy.arrays.items())
+
+
+def test_a_blown_up_proxy_starts_again_from_the_last_average_that_could_be_taught():
+    play = three(Moss(Local(steps=0), wire=WireSettings(lr=0.01)), 1, 1, 1)
+    start = play.init()
+    good = play.round(start)
+    blown = Model(good.proxy.spec, {name: tensor * 1e30 for name, tensor in good.proxy.arrays.items()})
+    refused = play.round(replace(good, proxy=blown), 1)
+    up = {key: entry.verdict for key, entry in play.transfers.items() if key.endswith(PROXY)}
+    assert set(up.values()) == {"quarantined"}
+    assert all(torch.equal(tensor, start.proxy.arrays[name]) for name, tensor in refused.proxy.arrays.items())
+    again = play.round(refused, 2)
+    assert {entry.verdict for entry in play.transfers.values()} == {"accepted"}
+    assert not torch.equal(again.proxy.arrays["head.bias"], start.proxy.arrays["head.bias"])
+
+
+def test_a_tiers_own_proxy_that_blew_up_starts_again_from_the_average_of_the_others():
+    play = three(Moss(Local(steps=0), proxy_sync=False, wire=WireSettings(lr=0.01)), 1, 1, 1)
+    good = play.round(play.init())
+    blown = Model(good.proxy.spec, {name: tensor * 1e30 for name, tensor in good.proxy.arrays.items()})
+    state = play.round(replace(good, proxies={**good.proxies, "d2": blown}), 1)
+    assert play.transfers[f"d2 > {PROXY}"].verdict == "quarantined"
+    assert all(torch.equal(tensor, state.proxy.arrays[name]) for name, tensor in state.proxies["d2"].arrays.items())
+    assert not torch.equal(state.proxies["d1"].arrays["head.bias"], state.proxy.arrays["head.bias"])
 
 
 def test_the_server_is_served_the_proxies_average_and_it_is_the_largest_tiers_network():

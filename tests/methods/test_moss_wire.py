@@ -13,6 +13,7 @@ from potluck.learn import CrossEntropy, FitJob, run_fit, trainable_weights
 from potluck.methods.moss.bilevel import gradient_through_steps
 from potluck.methods.moss.feature_matching import FeatureMatching, MetaNetworks
 from potluck.methods.moss.fidelity import fidelity
+from potluck.methods.moss.recalibrate import recalibrate
 from potluck.methods.moss.taps import Tap, TappedNetwork, tap_names
 from potluck.methods.moss.wire import TransferLoop, WireSettings, transfer_cost
 from potluck.models import ModelZoo, make_spec
@@ -192,9 +193,99 @@ def test_joint_training_without_a_norm_gives_a_warning():
         WireSettings().warn()
 
 
-def test_running_statistics_are_updated_or_left():
+def test_recalibration_takes_the_mean_of_the_batches_means_and_unbiased_variances():
+    """Rows 0, 2, 4, 6, one batch: mean 3 and variance 20 / 3. In two batches, the mean of their means is 3 again."""
+    rows = Examples({"x": torch.tensor([[0.0], [2.0], [4.0], [6.0]])})
+    norm = nn.BatchNorm1d(1)
+    norm.running_mean.fill_(50.0)
+    assert recalibrate(norm, rows, 4, stream(0)) == 4
+    assert (norm.running_mean.item(), norm.running_var.item()) == pytest.approx((3.0, 20 / 3))
+    order = torch.randperm(4, generator=stream(1))
+    assert recalibrate(norm, rows, 2, stream(1)) == 4
+    one, other = (2.0 * pair.float() for pair in order.split(2))
+    assert norm.running_mean.item() == pytest.approx(3.0)
+    assert norm.running_var.item() == pytest.approx((one.var() + other.var()).item() / 2)
+    assert norm.momentum == 0.1
+
+
+@pytest.mark.parametrize(("count", "batch", "sizes"), [(5, 4, [3, 2]), (100, 32, [25] * 4), (3, 1, [3]), (1, 4, [])])
+def test_batches_of_recalibration_are_of_nearly_equal_size_and_never_one_row_of_many(count, batch, sizes):
+    """Each batch counts alike, so that a last batch of four rows would count as much as one of 32."""
+    seen = []
+    net = nn.Sequential(nn.BatchNorm2d(1))
+    net.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
+    recalibrate(net, Examples({"x": torch.rand(count, 1, 2, 2)}), batch, stream(0))
+    assert seen == sizes
+
+
+def test_a_network_without_batch_norm_or_with_a_frozen_one_is_not_recalibrated():
+    rng, frozen = stream(0), conv(2).eval()
+    assert recalibrate(conv(2, norm=False), rows(), 4, rng) == 0
+    assert recalibrate(frozen, rows(), 4, rng) == 0
+    assert frozen[1].running_var.tolist() == [1.0, 1.0]
+    assert torch.equal(torch.rand(1, generator=rng), torch.rand(1, generator=stream(0)))
+
+
+def test_fidelity_is_taken_with_statistics_of_the_students_last_weights():
+    """In evaluation mode a student that was just recalibrated says what it says in training mode."""
+    made = transfer(WireSettings(lr=0.1, epochs=2, batch=12))
+    found = made.run(rows(), 0.1, stream(0)).logits[1]
+    made._set_modes()
+    with torch.no_grad():
+        trained, _ = made.student(rows().all()["x"])
+    # Training mode divides by the biased variance, evaluation mode by the unbiased: one part in 108 or more.
+    assert torch.allclose(found, trained, rtol=0.05, atol=0.02)
+
+
+def test_without_a_step_statistics_stay():
+    made = transfer(WireSettings(epochs=0))
+    before = {name: tensor.clone() for name, tensor in made.student.net.named_buffers()}
+    made.run(rows(), 0.1, stream(0))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in made.student.net.named_buffers())
+
+
+def test_a_clipped_step_is_as_long_as_the_rate_times_the_clip():
+    """The gradient is longer than 0.01, so the step of student and transforms together is 0.1 * 0.01 long."""
+    made = transfer(WireSettings(epochs=1, batch=12, momentum=0.0, clip=0.01, transforms="random"))
+    weights = [*made.student.net.parameters(), *made.meta.transforms.values()]
+    before = [weight.detach().clone() for weight in weights]
+    made.run(rows(), 0.1, stream(0))
+    step = torch.cat([(new.detach() - old).flatten() for new, old in zip(weights, before, strict=True)])
+    assert step.norm().item() == pytest.approx(0.001, rel=1e-3)
+
+
+def test_a_clipped_transfer_stays_finite_where_an_unclipped_one_blows_up():
+    """Simulated steps are clipped as the student's own are; otherwise they would blow up the meta-networks."""
+    for clip, finite in ((None, False), (1.0, True)):
+        made = transfer(WireSettings(batch=12, beta=1e15, clip=clip))
+        made.run(rows(), 1.0, stream(0))
+        tensors = [*made.student.net.parameters(), *made.meta.snapshot().values()]
+        assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors) == finite
+
+
+def test_the_gradient_through_clipped_steps_is_the_finite_difference():
+    """Where steps are clipped, where the bound is never reached, and without a bound."""
+
+    def match(weights, meta):
+        return meta["phi"] * (weights["a"] - 1) ** 2 + (weights["b"] + 2) ** 2
+
+    def outer(weights, meta):
+        return (weights["a"] - 3) ** 2 + (weights["b"] - 1) ** 2
+
+    def outcome(phi, clip):
+        start = {name: torch.tensor(0.0, dtype=torch.float64) for name in ("a", "b")}
+        meta = {"phi": torch.tensor(phi, dtype=torch.float64)}
+        return gradient_through_steps(start, meta, [match, outer], 0.1, outer, clip)
+
+    for clip in (1.0, 1e6, None):
+        (there, _), (back, _) = outcome(1.5 + 1e-5, clip), outcome(1.5 - 1e-5, clip)
+        assert outcome(1.5, clip)[1]["phi"].item() == pytest.approx(((there - back) / 2e-5).item(), rel=1e-6)
+    assert outcome(1.5, 1e6)[1]["phi"].item() == pytest.approx(outcome(1.5, None)[1]["phi"].item())
+
+
+def test_running_statistics_are_updated_or_left_without_recalibration():
     for update in (True, False):
-        made = transfer(WireSettings(epochs=1), update)
+        made = transfer(WireSettings(epochs=1, recalibrate=False), update)
         made.run(rows(), 0.1, stream(0))
         moved = any(bool(buffer.abs().sum()) for name, buffer in made.student.net.named_buffers() if "mean" in name)
         assert moved == update

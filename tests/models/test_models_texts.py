@@ -203,6 +203,27 @@ def test_the_scaler_divides_embeddings_projections_and_hidden_layers_but_not_the
     torch.testing.assert_close(plain(ids), scaled.train()(ids))
 
 
+BY_GROUP = {
+    "stream": ("embeddings.", "output.dense."),
+    "layer0.qk": ("body.0.attention.self.query.", "body.0.attention.self.key."),
+    "layer1.v": ("body.1.attention.self.value.",),
+    "layer1.ffn": ("body.1.intermediate.dense.",),
+    "pooled": ("pooler.",),
+}
+
+
+@pytest.mark.parametrize("group", BY_GROUP)
+def test_a_scaler_of_one_group_divides_the_layers_with_these_outputs(group):
+    spec = SPECS["bert"]
+    plain, scaled = random_net(spec), random_net(ModelZoo(spec).scaled(spec, {group: 0.5}))
+    ids = tokens()
+    with torch.no_grad():
+        for tensor, weight in plain.named_parameters():
+            if any(part in tensor for part in BY_GROUP[group]):
+                weight *= 2
+    torch.testing.assert_close(plain.train()(ids), scaled.train()(ids))
+
+
 def test_dropout_is_active_in_training_alone():
     spec = make_spec("transformer", classes=11, **{**TINY, "dropout": 0.5})
     net, ids = random_net(spec), tokens()

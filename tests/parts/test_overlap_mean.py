@@ -1,8 +1,9 @@
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from potluck.core import Axis
+from potluck.core import Axis, BufferLayout, FlatArrays
 from potluck.parts import BLOCK, WHOLE, Mask, OverlapMean, Part, Place, part
 
 ROWS, COLUMNS = Axis("rows", 2), Axis("columns", 2)
@@ -179,3 +180,63 @@ def test_the_order_of_contributions_changes_nothing_beyond_rounding(order):
         mean.add({"w": values[k]}, WHOLE, 1 + k / 3)
     expected = sum((1 + k / 3) * values[k] for k in range(6)) / sum(1 + k / 3 for k in range(6))
     assert torch.allclose(mean.value()["w"], expected, atol=1e-6)
+
+
+def in_buffer(tensors):
+    """The same tensors in one buffer, with a gap after each."""
+    entries, end = [], 0
+    for name, tensor in tensors.items():
+        entries.append((name, end, tuple(tensor.shape)))
+        end += tensor.numel() + 3
+    layout, buffer = BufferLayout(tuple(entries)), torch.zeros(end)
+    for name, view in layout.cut(buffer).items():
+        view.copy_(tensors[name])
+    return FlatArrays(buffer, layout)
+
+
+def test_buffers_give_the_same_mean_as_their_tensors_also_under_other_names():
+    """Two networks in one whole, of which the second has other names there; forty contributions in three blocks."""
+    small = Part({"a": Place("a of small"), "b": Place("b of small")})
+    start = {name: torch.randn(2, 5) for name in ("a", "b", "a of small", "b of small", "untouched")}
+    means = [OverlapMean(start) for _ in range(2)]
+    for k in range(40):
+        sent = {name: torch.randn(2, 5) for name in ("a", "b")}
+        held = small if k % 3 else WHOLE
+        means[0].add(sent, held, 1 / (k + 3))
+        means[1].add(sent if k == 20 else in_buffer(sent), held, 1 / (k + 3))
+    one, other = (mean.value() for mean in means)
+    assert all(torch.equal(one[name], other[name]) for name in start)
+    assert not torch.equal(other["a"], other["a of small"])
+    assert other["untouched"] is start["untouched"]
+
+
+def test_a_buffer_whose_tensors_have_several_weights_is_divided_tensor_by_tensor():
+    mean = OverlapMean({"a": torch.zeros(1), "b": torch.zeros(1)})
+    mean.add(in_buffer({"a": torch.tensor([2.0]), "b": torch.tensor([3.0])}), WHOLE, 1.0)
+    mean.add({"b": torch.tensor([9.0])}, WHOLE, 2.0)
+    assert [mean.value()[name].item() for name in ("a", "b")] == [2, 7]
+
+
+def test_buffers_are_added_in_a_few_operations_also_under_other_names():
+    """In two blocks: the number of operations does not grow with the tensors, but for views of them."""
+    names = [f"w{n}" for n in range(40)]
+    mean = OverlapMean({f"{name} of small": torch.zeros(3) for name in names})
+    held = Part({name: Place(f"{name} of small") for name in names})
+    sent = in_buffer({name: torch.ones(3) for name in names})
+    with Operations() as done:
+        for position in range(BLOCK + 1):
+            mean.add(sent, held, 2.0, position)
+        mean.value()
+    assert len(done.seen) - done.seen.count("aten.as_strided.default") < 5 * BLOCK
+
+
+class Operations(TorchDispatchMode):
+    """Notes the operations that torch runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.seen.append(str(operation))
+        return operation(*args, **(kwargs or {}))

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from potluck.core import Axis
 from potluck.parts import WHOLE, Adagrad, Adam, AdamW, Momentum, OverlapMean, Replace, Yogi, part
@@ -72,3 +73,61 @@ def test_buffers_and_whole_numbers_take_the_plain_mean(rule):
     mean.add({"running_mean": torch.tensor([4.0]), "count": torch.tensor(3)}, WHOLE)
     out, _ = rule(whole, mean, {}, frozenset({"running_mean", "count"}))
     assert (out["running_mean"].item(), out["count"].item()) == (4, 3)
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operations that torch runs."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.count += 1
+        return operation(*args, **(kwargs or {}))
+
+
+def operations(rule, tensors):
+    """How many operations the second step of a rule takes on so many tensors."""
+    whole, slots = {f"w{n}": torch.ones(3) for n in range(tensors)}, {}
+    for _ in range(2):
+        mean = OverlapMean(whole)
+        mean.add({name: tensor + 1 for name, tensor in whole.items()}, WHOLE)
+        known = Known(mean)
+        with Operations() as done:
+            _, slots = rule(whole, known, slots, NONE)
+    return done.count
+
+
+class Known(OverlapMean):
+    """A mean whose value is already known."""
+
+    def __init__(self, mean):
+        self.found, self.covered = mean.value(), mean.covered
+
+    def value(self):
+        return self.found
+
+
+@pytest.mark.parametrize("rule", [Momentum(), Adam(), Yogi(), Adagrad(), AdamW()])
+def test_a_step_takes_as_many_operations_for_forty_tensors_as_for_two(rule):
+    assert operations(rule, 40) == operations(rule, 2)
+
+
+@pytest.mark.parametrize("rule", [Momentum(), Adam(), Yogi(), Adagrad(), AdamW(weight_decay=0.1)])
+def test_a_step_of_zero_keeps_the_sign_of_zero(rule):
+    whole, slots = {"w": torch.tensor([-0.0, 0.0])}, {}
+    for _ in range(2):
+        mean = OverlapMean(whole)
+        mean.add({"w": torch.tensor([0.0, -0.0])}, WHOLE)
+        whole, slots = rule(whole, mean, slots, NONE)
+        assert torch.signbit(whole["w"]).tolist() == [True, False]
+
+
+def test_adamw_counts_the_steps_of_each_tensor():
+    """A tensor that joins in the second round takes a first step: its lr; the other's steps stay 1 and 1."""
+    whole, slots = {"late": torch.zeros(1), "w": torch.zeros(1)}, {}
+    for sent in ({"w"}, {"late", "w"}):
+        mean = OverlapMean(whole)
+        mean.add({name: whole[name] + 1 for name in sent}, WHOLE)
+        whole, slots = AdamW(lr=0.5, eps=0.0)(whole, mean, slots, NONE)
+    assert {name: int(count) for name, count in slots["steps"].items()} == {"late": 1, "w": 2}
+    assert [whole["late"].item(), whole["w"].item()] == pytest.approx([0.5, 1.0])

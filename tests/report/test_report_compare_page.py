@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from made_runs import made_run
+from made_runs import made_run, manifest, write_folder
 
 from potluck.report import read_record, verdict, write_report
 from potluck.report.compare_page import variant_numbers, variant_scores
+from potluck.report.summary import compare_rows
 
 
 def swept(base: Path) -> list[Path]:
@@ -51,3 +52,38 @@ def test_names_that_differ_in_one_number_are_places_on_an_axis() -> None:
     assert variant_numbers(["L = 2", "iid"]) is None
     assert variant_numbers(["rho = 1", "gamma = 1"]) is None
     assert variant_numbers(["1", "2"]) is None
+
+
+def best_page(tmp_path: Path, *settings: str) -> str:
+    """The page of two methods whose scores are 50 % and then 40 %, without validation."""
+    scores: list[dict[str, object]] = [
+        {"round": round_, "global": {"test": {"accuracy": value}}} for round_, value in ((1, 0.5), (2, 0.4))
+    ]
+    folders = [
+        write_folder(tmp_path / f"run{n}", manifest(f"M{n}"), [], scores, text) for n, text in enumerate(settings)
+    ]
+    return write_report(folders, tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_a_best_round_that_the_test_set_chose_is_called_so(tmp_path: Path) -> None:
+    page = best_page(tmp_path, '[score]\nbest = "test"\n', '[score]\nbest = "test"\n')
+    assert ">best round by the test set</th>" in page
+    assert "the test set itself chose it" in page
+    assert page.count("50.0") >= 2
+    assert "by validation" not in page
+
+
+def test_best_rounds_that_were_chosen_in_two_ways_are_called_neither(tmp_path: Path) -> None:
+    page = best_page(tmp_path, '[score]\nbest = "test"\n', "")
+    assert ">best round</th>" in page
+    assert "test set itself chose" in page
+
+
+def test_rows_say_what_chose_the_best_round_and_which_it_is(tmp_path: Path) -> None:
+    best_page(tmp_path, '[score]\nbest = "test"\n')
+    (row,) = compare_rows([read_record(tmp_path / "run0")])
+    assert (row["best_by"], row["best"], row["best_round"]) == (
+        "test",
+        {"mean": 0.5, "sd": None, "count": 1},
+        {"mean": 1.0, "sd": None, "count": 1},
+    )

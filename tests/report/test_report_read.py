@@ -46,6 +46,19 @@ def test_without_validation_nothing_is_best(tmp_path: Path) -> None:
     assert read_record(write_folder(tmp_path / "a", manifest(), [], [scored(1, 0.5)])).curve.best is None
 
 
+def test_the_test_set_chooses_the_best_round_only_if_the_settings_say_so(tmp_path: Path) -> None:
+    tiers = {"watch": {"test": {"accuracy": 0.25}}}
+    scores = [scored(1, 0.5, 0.7), scored(2, 0.9, tiers=tiers), scored(3, 0.8, 0.6)]
+    run = read_record(write_folder(tmp_path / "a", manifest(), [], scores, '[score]\nbest = "test"\n'))
+    assert run.curve.best
+    assert (run.curve.best_by, run.curve.best.round, run.curve.best.score) == ("test", 2, 0.9)
+    watch = run.tier("watch")
+    assert watch
+    assert watch.curve.best
+    assert watch.curve.best.round == 2
+    assert read_record(write_folder(tmp_path / "b", manifest(), [], scores)).curve.best_by == "validation"
+
+
 def test_totals_are_summed_per_tier_and_over_all(tmp_path: Path) -> None:
     events = [
         task(1, "c1", "watch", bytes_down=10, bytes_up=5, modelled_seconds=2, modelled_joules=1, modelled_flops=100),
@@ -93,6 +106,19 @@ def test_a_round_without_device_seconds_lasts_as_long_as_its_busiest_client(tmp_
     ]
     events += [task(1, "c2", "watch", modelled_seconds=3), ended(1)]
     assert read_record(write_folder(tmp_path / "a", manifest(), events, [])).device_seconds == 4
+
+
+def test_a_round_without_round_seconds_waits_for_the_servers_tasks(tmp_path: Path) -> None:
+    """Runs of before: the slowest client took 3 s, the server's two tasks 2 s and 4 s."""
+    own = task(1, "server", "server", modelled_seconds=2)
+    more = {**task(1, "server", "server", modelled_seconds=4), "verb": "learn"}
+    events = [task(1, "c1", "watch", modelled_seconds=3), own, more]
+    run = read_record(write_folder(tmp_path / "a", manifest(), [*events, ended(1)], []))
+    assert (run.device_seconds, run.round_seconds) == (3, 9)
+    told = [*events, ended(1, device_seconds=3.0, round_seconds=8.0)]
+    assert read_record(write_folder(tmp_path / "b", manifest(), told, [])).round_seconds == 8
+    unknown = read_record(write_folder(tmp_path / "c", manifest(), [own, ended(1)], []))
+    assert (unknown.device_seconds, unknown.round_seconds) == (None, None)
 
 
 def test_unknown_events_missing_keys_and_nan_leave_gaps(tmp_path: Path) -> None:

@@ -265,13 +265,13 @@ def ended(round_: int, **more: object) -> dict[str, object]:
 
 
 def test_cost_so_far_grows_round_by_round(tmp_path: Path) -> None:
-    events = [task(1, "c1", "watch", bytes_down=1, bytes_up=2), ended(1, device_seconds=3.0)]
-    events += [task(2, "c1", "watch", bytes_down=10, bytes_up=20), ended(2, device_seconds=4.0)]
+    events = [task(1, "c1", "watch", bytes_down=1, bytes_up=2), ended(1, device_seconds=3.0, round_seconds=5.0)]
+    events += [task(2, "c1", "watch", bytes_down=10, bytes_up=20), ended(2, device_seconds=4.0, round_seconds=5.0)]
     costs = costs_so_far(read_record(write_folder(tmp_path / "a", manifest(), events, [])))
-    assert [(cost.bytes_down, cost.bytes_up, cost.device_seconds) for cost in costs.values()] == [
-        (0, 0, 0),
-        (1, 2, 3),
-        (11, 22, 7),
+    assert [(cost.bytes_down, cost.bytes_up, cost.device_seconds, cost.round_seconds) for cost in costs.values()] == [
+        (0, 0, 0, 0),
+        (1, 2, 3, 5),
+        (11, 22, 7, 10),
     ]
 
 
@@ -300,6 +300,7 @@ def test_compare_rows_are_means_and_sample_deviations_over_seeds(tmp_path: Path)
     assert row["tiers"] == {"watch": {"mean": pytest.approx(0.75), "sd": pytest.approx(0.0707107), "count": 2}}
     assert row["bytes"] == {"mean": 15.0, "sd": pytest.approx(7.0710678), "count": 2}
     assert row["device_seconds"] == {"mean": 2.0, "sd": 0.0, "count": 2}
+    assert row["round_seconds"] == {"mean": 2.0, "sd": 0.0, "count": 2}  # the server computes nothing
     assert json.loads(json.dumps(row))["flops"]["mean"] == 50.0
 
 

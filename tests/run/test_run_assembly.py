@@ -104,3 +104,34 @@ def test_a_local_setting_of_the_methods_own_wins_over_the_experiments():
 def test_auto_is_one_of_the_engines_and_a_name_is_taken_as_it_is():
     assert engine_name(tiny(run={"engine": "auto"})) in ("serial", "pool")
     assert engine_name(tiny(run={"engine": "wire"})) == "wire"
+
+
+def two_tiers(**weak):
+    rows = [{"name": "weak", "depth": 1, **weak}, {"name": "strong", "depth": 2, "server_lr": 0.5}]
+    return assemble(tiny(tier=rows, method={"name": "inclusivefl"}))
+
+
+def test_an_absent_tier_takes_its_data_along_and_the_others_keep_theirs():
+    whole, less = two_tiers(), two_tiers(absent=True)
+    assert [tier.name for tier in less.context.zoo.tiers] == ["strong"]
+    assert (whole.population.present, less.population.present) == (8, 4)
+    for client in ("c4", "c7"):
+        ours, theirs = (setup.context.datasets.shard(client).train for setup in (less, whole))
+        assert ours.column("x").equal(theirs.column("x"))
+    assert {client.tier.name for index in range(9) for client in less.cohort(index)} == {"strong"}
+
+
+def test_without_the_largest_tier_the_largest_that_is_left_is_scored(tmp_path):
+    rows = [{"name": "weak", "depth": 1}, {"name": "strong", "depth": 2, "absent": True}]
+    found = run(tiny(rounds=1, tier=rows, method={"name": "inclusivefl"}, score={"clients": 8}), tmp_path / "a")
+    assert list(found.scores["tiers"]) == ["weak"]
+    assert found.scores["global"] == {split: found.scores["tiers"]["weak"][split] for split in ("validation", "test")}
+    assert found.scores["clients"]["ids"]
+    assert set(found.scores["clients"]["ids"]) <= {f"c{n}" for n in range(4)}
+
+
+def test_tiers_that_are_all_absent_and_rates_below_zero_are_refused():
+    with pytest.raises(SettingsError, match=r"every \[\[tier\]\] is absent"):
+        tiny(tier=[{"name": "weak", "absent": True}])
+    with pytest.raises(SettingsError, match=r"tier 'weak' has server_lr = -1\.0; give a number above 0"):
+        tiny(tier=[{"name": "weak", "server_lr": -1.0}])

@@ -135,6 +135,23 @@ def test_a_method_runs_only_under_the_variants_that_name_it(tmp_path):
     assert [result.folder.name for result in results] == folders
 
 
+def test_a_method_may_have_tiers_of_its_own_in_a_comparison(tmp_path):
+    """The small tier is shallow for FedProx and narrow for HeteroFL, in one comparison, on the same data."""
+    narrow = ["tier.small.depth=2", "tier.small.width={'hidden*' = 0.5}"]
+    found = tiny(rounds=1, compare={"changes": {"heterofl": narrow}})
+    methods = [{"name": "fedprox", "share": "layerwise"}, {"name": "heterofl"}]
+    results = compare(found, tmp_path, methods, [0], lambda *_: Listener())
+    small = [read_run(result.folder).manifest["tiers"][0] for result in results]
+    assert [tier["depth"] for tier in small] == [1, 2]
+    assert [tier["width"] for tier in small] == [None, {"hidden0": 0.5, "hidden1": 0.5, "hidden2": 0.5}]
+
+
+def test_changes_for_a_method_that_is_none_are_refused(tmp_path):
+    found = tiny(compare={"changes": {"heterofi": ["local.lr=0.1"]}})
+    with pytest.raises(SettingsError, match=r"compare\.changes: there is no method 'heterofi'"):
+        compare(found, tmp_path, [{"name": "fedprox"}], [0], lambda *_: Listener())
+
+
 def test_a_method_that_is_none_is_said_to_be_whatever_variants_there_are(tmp_path):
     found = tiny(compare={"variants": {"deep": []}, "only": {"deep": ["fedprox"]}})
     with pytest.raises(SettingsError, match=r"there is no method 'fedprx'\. Did you mean 'fedprox'\?"):

@@ -7,11 +7,11 @@ import torch
 from tiny_runs import scores, tiny
 from torch.nn import functional
 
-from potluck.core import SERVER, Client, Tier, stream
+from potluck.core import SERVER, Client, Model, Task, Tier, stream
 from potluck.engines import Dispatcher, Serial
 from potluck.learn import Classify
 from potluck.methods import METHODS
-from potluck.run import assemble, run
+from potluck.run import assemble, experiment, run
 from potluck.run.contract import MethodCase
 from potluck.run.scoring import personal_scores
 
@@ -72,3 +72,22 @@ def test_the_three_engines_agree_on_personal_scores(tmp_path):
         run(tiny(rounds=1, score={"personal": True}, run={"engine": engine}), tmp_path / engine)
         found.append(scores(tmp_path / engine)[-1]["personal"])
     assert found[0] == found[1] == found[2]
+
+
+def test_static_batch_norm_is_trained_as_such_and_scored_with_the_clients_own_statistics(tmp_path):
+    """A network that counts statistics cannot be captured on a GPU, so clients train the static one."""
+    static = {"name": "cnn", "width": 8, "depth": 1, "norm": "static"}
+    plain = tiny(rounds=1, tier=[{"name": "all", "width": 1.0}], method={"name": "heterofl"}, score={"personal": True})
+    asked = experiment({**plain.plain(), "model": static})
+    setup = assemble(asked)
+    method, zoo = setup.context.method, setup.context.zoo
+    state = method.init(zoo, stream(0, "init"))
+    full = method.serve(state, setup.server, zoo)
+    counted = Model(zoo.counting(full.spec), {**zoo.fresh(zoo.counting(full.spec), stream(1)).arrays, **full.arrays})
+    task = Task("personalise", "c0", models={"model": counted})
+    device = SimpleNamespace(zoo=zoo)
+    found = method.personal_start(task, device)
+    assert found.spec == full.spec
+    assert found.arrays.keys() == full.arrays.keys()
+    run(asked, tmp_path / "run")
+    assert scores(tmp_path / "run")[-1]["personal"]["common"]["count"] == 2

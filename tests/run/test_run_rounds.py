@@ -37,7 +37,7 @@ def test_a_result_says_what_is_promised_and_can_be_written_as_json(healthy):
     plain = healthy.plain()
     wanted = ["run", "method", "rounds", "seed", "scores", "bytes_down", "bytes_up", "seconds", "weights_sha256"]
     assert set(wanted) <= set(plain)
-    assert set(plain) - set(wanted) == {"device_seconds", "joules", "metric"}
+    assert set(plain) - set(wanted) == {"device_seconds", "round_seconds", "joules", "metric"}
     assert set(plain["scores"]) == {"global", "tiers"}
     assert (plain["run"], plain["method"], plain["rounds"], plain["seed"]) == (str(healthy.folder), "fedavg", 2, 0)
     assert len(plain["weights_sha256"]) == 64
@@ -275,6 +275,8 @@ def test_what_the_server_asks_of_itself_crosses_no_wire_and_is_nobodys_bill(tmp_
     assert found.totals["server_flops"] > 0
     (line,) = events(tmp_path / "run", "round")
     assert line["device_seconds"] == max(task["modelled"]["seconds"] for task in theirs)
+    waits = sum(task["modelled"]["seconds"] for task in tasks if task["client"] == "server")
+    assert found.plain()["round_seconds"] == line["round_seconds"] == line["device_seconds"] + waits > 0 < waits
     assert line["loss"] == pytest.approx(sum(task["loss"] for task in theirs) / len(theirs))
     assert all("metrics" not in task for task in theirs)
     assert any("steps" in task.get("metrics", {}) for task in tasks if task["client"] == "server")

@@ -165,6 +165,7 @@ def test_later_changes_build_on_earlier_ones(file):
         ("compare.seeds.x=3", "compare.seeds = {'x': 3}: input should be a valid array."),
         ("local.lrr=3", "[local] has no setting 'lrr'. Did you mean 'lr'?"),
         ("local.lr=fast", "a.toml: local.lr = 'fast': input should be a valid number."),
+        ("data.public_partition=dirichlett", "'dirichlett': input should be 'stratified', 'iid' or 'dirichlet'."),
         ("rounds=-1", "a.toml: rounds = -1 is below 0."),
         ("score.targets=[85]", "score.targets = 85 must be above -1 and at most 1: for 85 % write 0.85."),
         (".=3", "the top of the file has no setting ''"),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from potluck.core.model import Arrays, Depth, Model, Spec, size
-from potluck.core.plain import EMPTY, Plain
+from potluck.core.plain import EMPTY, Plain, freeze
 from potluck.core.streams import stream
 
 if TYPE_CHECKING:
@@ -34,6 +34,13 @@ class Tier:
     spec: Spec = field(default_factory=lambda: Spec("none"))
     """The network this tier can train, with width and depth applied."""
     profile: str = "laptop"
+    server_lr: float | None = None
+    """The learning rate of the server's rule for this tier's network; None: the rule's own."""
+    absent: bool = False
+    """Whether its clients never take part."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "width", freeze(self.width))
 
 
 @dataclass(frozen=True)

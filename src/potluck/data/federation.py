@@ -11,7 +11,14 @@ import torch
 from potluck.core import Augmentation, Examples, SettingsError, numpy_stream
 from potluck.data import partition
 from potluck.data.augment import CropFlip, CropFlipCutout
-from potluck.data.partition import RowPool, Rows, put_users_first, strata_of, stratified_order
+from potluck.data.partition import (
+    RowPool,
+    Rows,
+    put_public_rows_first,
+    put_users_first,
+    strata_of,
+    stratified_order,
+)
 from potluck.data.settings import Data
 from potluck.data.source import InputScaling, Source
 
@@ -105,6 +112,8 @@ class Federation:
                 f"data.test, data.validation and data.public take {ends[-1]} of {rows} rows "
                 "and leave none to train on; lower one of them"
             )
+        kinds, rng = strata_of(source.train, source.classes)[0], numpy_stream(self._seed, "public rows")
+        order = np.concatenate([order[: held[-1]], put_public_rows_first(order[held[-1] :], kinds, data, rng)])
         parts = np.split(order, ends)
         return {
             name: np.sort(part) for name, part in zip(("test", "validation", "public", "train"), parts, strict=True)
@@ -184,7 +193,7 @@ class Federation:
 
 
 def unrelated_public_rows(other: Source, source: Source, data: Data, seed: int) -> Examples:
-    """`data.public` rows of another source, in its own mix of classes and with its own input scaling.
+    """`data.public` rows of another source, as `data.public_partition` says and with its own input scaling.
 
     They have inputs and no labels: a label of another set of classes would be learned as a class of this source.
     """
@@ -200,7 +209,9 @@ def unrelated_public_rows(other: Source, source: Source, data: Data, seed: int) 
         )
     if data.public > len(other.train):
         raise SettingsError(f"data.public = {data.public}, but data.public_from has {len(other.train)} rows; lower it")
-    order = stratified_order(strata_of(other.train, other.classes)[0], numpy_stream(seed, "public"))
+    strata = strata_of(other.train, other.classes)[0]
+    order = stratified_order(strata, numpy_stream(seed, "public"))
+    order = put_public_rows_first(order, strata, data, numpy_stream(seed, "public rows"))
     rows = torch.from_numpy(np.sort(order[: data.public]))
     return Examples({"x": other.train.column("x")[rows]}, prepare=other.train.prepare)
 
@@ -213,6 +224,8 @@ def _check_settings(source: Source, data: Data) -> None:
             )
     if data.partition in ("labels", "dirichlet") and (source.classes == 0 or source.train.columns["y"].dim() > 1):
         raise SettingsError(f"data.partition = '{data.partition}' needs one class per row; choose 'iid' or 'user'")
+    if data.public_partition == "dirichlet" and (source.classes == 0 or source.train.columns["y"].dim() > 1):
+        raise SettingsError("data.public_partition = 'dirichlet' needs one class per row; choose 'stratified' or 'iid'")
     if data.augment != "none" and len(source.shape) != 3:
         raise SettingsError(
             f"data.augment = '{data.augment}' needs images; {source.name} has rows of {source.shape}; leave it out"

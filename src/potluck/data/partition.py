@@ -120,6 +120,22 @@ def put_users_first(users: Rows, order: Rows, ends: Rows, rng: np.random.Generat
     return np.concatenate([first, order[~np.isin(order, first)]]), np.array(moved)
 
 
+def put_public_rows_first(order: Rows, strata: NDArray[Any], data: Data, rng: np.random.Generator) -> Rows:
+    """Reorders rows so that the first `data.public` are those of `data.public_partition`.
+
+    `order` is stratified, and `strata` has the stratum of every row of the source.
+    """
+    if data.public_partition == "stratified":
+        return order
+    if data.public_partition == "iid":
+        return rng.permutation(order)
+    _, kinds, sizes = np.unique(strata[order], return_inverse=True, return_counts=True)
+    counts = _limited_counts(rng.dirichlet(np.full(len(sizes), data.alpha)), sizes, data.public, rng)
+    by_kind = np.split(np.argsort(kinds, kind="stable"), np.cumsum(sizes)[:-1])
+    first = np.concatenate([places[:count] for places, count in zip(by_kind, counts, strict=True)])
+    return np.concatenate([order[first], np.delete(order, first)])
+
+
 class Partition(Protocol):
     """Which rows of the training pool each client holds: a pure function of the client's index."""
 

@@ -93,7 +93,7 @@ class Data:
     labels: int = 2
     """Labels per client, for the partition "labels"."""
     alpha: float = 0.5
-    """Concentration, for the partition "dirichlet": small values give skewed mixes, large values even ones."""
+    """Concentration, where a partition is "dirichlet": small values give skewed mixes, large values even ones."""
     balance: bool = False
     """For the partition "dirichlet" without data.samples: a client that has its equal share of all rows gets none of
     the classes still to be divided, and everyone has at least 10 rows. Shards still differ in size."""
@@ -109,6 +109,9 @@ class Data:
     """What testing and validation hold out: rows of every user, or whole users, to test on unseen users."""
     public: int = 0
     """Rows that the server holds and no client does."""
+    public_partition: Literal["stratified", "iid", "dirichlet"] = "stratified"
+    """Which rows are public. stratified: nearly the label mix of the whole data set; iid: random rows; dirichlet: a
+    skewed label mix, drawn with data.alpha like that of one client."""
     public_from: PublicData = PublicData()
     """Take the public rows from another data set, without their labels, because its classes differ. As many rows of the
     clients' data set are left out, so that clients hold the same rows either way."""

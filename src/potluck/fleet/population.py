@@ -67,6 +67,12 @@ class Population:
         self._ends = [math.floor(share * clients + 0.5) for share in self._shares]
         self._shares[-1], self._ends[-1] = 1.0, clients
 
+    @property
+    def present(self) -> int:
+        """The number of clients that can take part; with redrawn tiers the mean, rounded."""
+        counts = self.counts()
+        return sum(counts[tier.name] for tier in self.tiers if not tier.absent)
+
     def client(self, index: int, round: int) -> Client:
         """The client with this index, with its tier in this round."""
         if not 0 <= index < self.clients:
@@ -87,15 +93,17 @@ class Population:
     def cohort(self, round: int, size: int, wanted: Callable[[Client], bool] = lambda client: True) -> list[Client]:
         """`size` available (and wanted) clients, drawn uniformly, sorted by index; fewer if fewer are available.
 
-        It depends only on seed and round, so every method meets the same clients.
+        It depends only on seed and round, so every method meets the same clients. Clients of an absent tier are drawn
+        and then left out, so the others come as often as they would with them.
         """
         there = (self.client(index, round) for index in self._random_order(round) if self._available(index, round))
         picked = islice((client for client in there if wanted(client)), max(size, 0))
-        return sorted(picked, key=lambda client: self.index(client.id))
+        return sorted((c for c in picked if not c.tier.absent), key=lambda client: self.index(client.id))
 
     def everyone(self, round: int) -> Iterator[Client]:
-        """Every client that is available in this round, sorted by index."""
-        return (self.client(index, round) for index in range(self.clients) if self._available(index, round))
+        """Every client that is available in this round, sorted by index; none of an absent tier."""
+        found = (self.client(index, round) for index in range(self.clients) if self._available(index, round))
+        return (client for client in found if not client.tier.absent)
 
     def drops(self, id: str, round: int, attempt: int = 0) -> bool:
         """Whether this client drops out during this attempt of this round."""

@@ -90,7 +90,7 @@ class LocalTraining:
         the client keeps is scored as its local epochs left it. Nothing of this is kept.
         """
         kept = "model" not in task.models
-        model = self.own(device) if kept else self.start(task, device)
+        model = self.own(device) if kept else self.personal_start(task, device)
         if kept and self.ends_with_local_epochs:
             net = device.build(model)
         else:
@@ -102,6 +102,10 @@ class LocalTraining:
         splits = {"common": device.common_test, "own": device.test}
         tallies = {name: device.problem.tally(net, split) for name, split in splits.items()}
         return Reply(metrics={**tallies, "labels": list[Plain](counts)})
+
+    def personal_start(self, task: Task, device: Device) -> Model:
+        """The model that the local epochs before a client's score begin with; by default, as in training."""
+        return self.start(task, device)
 
     def personal_loss(self, model: Model, device: Device) -> Loss:
         """The loss of the local epochs before a client's model is scored; by default, the loss of the problem."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from potluck.core import EMPTY, Arrays, ContractSettings, Model, Reply, Round, Weight, Zoo
+from potluck.core import EMPTY, Arrays, ContractSettings, Model, Reply, Round, SettingsError, Spec, Weight, Zoo
 from potluck.methods.bases.label_mask import LabelMask
 from potluck.methods.bases.static_norm import StaticBatchNorm
 from potluck.methods.bases.unequal_networks import UnequalNetworks
@@ -68,8 +68,25 @@ class Averaging(StaticBatchNorm, LabelMask):
 
     def server_step(self, state: Any, mean: OverlapMean, now: Round) -> Any:
         """The state after the server rule's step towards the mean."""
-        arrays, slots = self.server(mean.start, mean, state.slots, self.buffers(now.zoo))
+        rule = self.server_rule(state.model.spec, now.zoo)
+        arrays, slots = rule(mean.start, mean, state.slots, self.buffers(now.zoo))
         return replace(state, model=Model(state.model.spec, arrays), slots=slots)
+
+    def server_rule(self, spec: Spec, zoo: Zoo) -> Rule:
+        """The server rule for this network, with the learning rate of the tier whose network it is."""
+        rule: Any = self.server
+        rates = {tier.spec: tier.server_lr for tier in zoo.tiers if tier.server_lr is not None}
+        found: Rule = replace(rule, lr=rates[spec]) if spec in rates else rule
+        return found
+
+    def check(self, zoo: Zoo) -> None:
+        super().check(zoo)
+        tier = next((tier for tier in zoo.tiers if tier.server_lr is not None), None)
+        if tier is not None and isinstance(self.server, Replace):
+            raise SettingsError(
+                f"tier '{tier.name}' has server_lr = {tier.server_lr}, which needs a server rule with a learning rate; "
+                '"replace" has none. Choose another method.server, or leave server_lr out.'
+            )
 
 
 @dataclass(frozen=True)

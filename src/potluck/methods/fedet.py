@@ -4,12 +4,13 @@ Cho et al., "Heterogeneous Ensemble Knowledge Transfer for Training Large Models
 https://arxiv.org/abs/2204.12703. Small models are averaged within each architecture. On unlabelled public rows, the
 received models form a consensus: each is weighted by its confidence, the variance of its logits. The server's large
 model learns the consensus, and a little from the models that predict another class (diversity regularisation). The
-representation layer, here the head, is common to all: the server's head starts from the heads of the small models and,
-after training, is sent back to them.
+representation layer is common to all: the server's starts from the mean of those of the small models and, after
+training, is sent back to all of them.
 
-A head whose shape differs from the server's takes no part in this: its architecture keeps its own. The server's head
-starts from the mean of the averaged heads, each weighted by its number of clients. If no model disagrees on a row, the
-regularisation is left out there; other code pulls towards the uniform distribution.
+The representation layer is here the classifier, the last linear layer of the head, and has the shape of the server's
+classifier unless `representation` gives another size. A network with more or fewer features gets a linear projection in
+front of it, which its type trains as its own. The mean is weighted by each architecture's number of clients. If no
+model disagrees on a row, the regularisation is left out there; other code pulls towards the uniform distribution.
 """
 
 from __future__ import annotations
@@ -23,9 +24,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from potluck.core import SERVER, Arrays, Batch, Client, ContractSettings, Facts, Loss, Model, Newborn, Round, Spec, Zoo
+from potluck.core import (
+    SERVER,
+    Arrays,
+    Batch,
+    Client,
+    ContractSettings,
+    Facts,
+    Loss,
+    Model,
+    Newborn,
+    Round,
+    SettingsError,
+    Spec,
+    Tier,
+    Zoo,
+)
 from potluck.learn import DistillationSettings, kl_divergence
 from potluck.methods.bases.ensemble import EnsembleDistillation
+from potluck.methods.bases.public_logits import refuse_below
 from potluck.methods.fedavg import AveragedState
 from potluck.parts import WHOLE, OverlapMean
 
@@ -55,6 +72,8 @@ class FedET(EnsembleDistillation):
 
     called: ClassVar[str] = "Fed-ET"
     teach: FedETDistillation = FedETDistillation()
+    representation: int | None = None
+    """Number of features that the common representation layer reads; None: as many as the server's network has."""
     doubt: float = 0.05  # lambda in the paper
     """Strength of the regularisation: KL divergence from the models that disagree with the consensus."""
 
@@ -62,9 +81,25 @@ class FedET(EnsembleDistillation):
     def facts(self) -> Facts:
         return replace(super().facts, larger=True)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_below(self, representation=1)
+
+    def target(self, zoo: Zoo) -> Spec:
+        return zoo.projected(zoo.full, self.features(zoo))
+
+    def network(self, tier: Tier, zoo: Zoo) -> Spec:
+        return zoo.projected(tier.spec, self.features(zoo))
+
+    def features(self, zoo: Zoo) -> int:
+        """The number of features that the representation layer reads."""
+        return self.representation or zoo.shapes(zoo.full)[f"{zoo.classifier(zoo.full)}.weight"][0][1]
+
     def init(self, zoo: Zoo, rng: torch.Generator) -> FedETState:
-        model = self.initial_model(zoo, rng)
-        return FedETState(model, large=Model(zoo.full, {name: model.arrays[name] for name in zoo.shapes(zoo.full)}))
+        model, target = self.initial_model(zoo, rng), self.target(zoo)
+        large = Model(target, {name: model.arrays[name] for name in zoo.shapes(target)})
+        layer = {name: large.arrays[name] for name in layer_names(target, zoo)}
+        return FedETState(self.copy_back(model, layer, zoo), large=large)
 
     def round(self, state: Any, now: Round) -> Any:
         averaged, teachers = self.train_and_keep(state, now)
@@ -73,31 +108,37 @@ class FedET(EnsembleDistillation):
             return averaged
         dissent, disputed = dissenting_logits(logits)
         targets = {"agreed": consensus(logits).argmax(-1), "doubts": dissent, "doubted": disputed}
-        pool, head = averaged.model.arrays, self.head(averaged, teachers.values(), now.zoo)
-        start = Model(now.zoo.full, {**state.large.arrays, **head})
+        layer = self.mean_layer(averaged, teachers.values(), now.zoo)
+        start = Model(state.large.spec, {**state.large.arrays, **layer})
         (*replies,) = now.send([self.distil_task(start, targets, now, "large")])
         large = replies[0].models["model"] if replies else start
-        learned = {name: large.arrays[name] for name in head}
-        back = {there: learned[name] for places in self.heads(now.zoo).values() for name, there in places.items()}
-        return replace(averaged, model=Model(averaged.model.spec, {**pool, **(back if head else {})}), large=large)
+        learned = {name: large.arrays[name] for name in layer}
+        return replace(averaged, model=self.copy_back(averaged.model, learned, now.zoo), large=large)
 
-    def heads(self, zoo: Zoo) -> dict[Spec, dict[str, str]]:
-        """For each architecture whose head has the shape of the server's: the server's names of its tensors."""
-        wanted = {name: shape for name, shape in zoo.shapes(zoo.full).items() if name.startswith("head.")}
+    def layers(self, zoo: Zoo) -> dict[Spec, dict[str, str]]:
+        """The representation layer of each architecture: for its tensors in the server's model, the names in the pool.
+
+        The pool is the model of the state, which holds the averages of all architectures.
+        """
+        servers = layer_names(self.target(zoo), zoo)
         return {
-            spec: {name: part.place(name).name for name in wanted}
+            spec: {name: part.place(own).name for name, own in zip(servers, layer_names(spec, zoo), strict=True)}
             for spec, part in self.students(zoo).items()
-            if all(zoo.shapes(spec).get(name) == shape for name, shape in wanted.items())
         }
 
-    def head(self, averaged: AveragedState, came: Iterable[Model], zoo: Zoo) -> Arrays:
-        """The mean of the averaged heads, each weighted by its number of clients; empty if no head fits."""
+    def mean_layer(self, averaged: AveragedState, came: Iterable[Model], zoo: Zoo) -> Arrays:
+        """The mean of the architectures' representation layers, each weighted by its number of clients."""
         counts, pool = Counter(model.spec for model in came), averaged.model.arrays
-        present = {spec: places for spec, places in self.heads(zoo).items() if counts[spec]}
+        present = {spec: places for spec, places in self.layers(zoo).items() if counts[spec]}
         mean = OverlapMean({name: pool[there] for places in present.values() for name, there in places.items()})
         for spec, places in present.items():
             mean.add({name: pool[there] for name, there in places.items()}, WHOLE, float(counts[spec]))
         return mean.value()
+
+    def copy_back(self, model: Model, layer: Arrays, zoo: Zoo) -> Model:
+        """The averages of all architectures, with this representation layer in each."""
+        back = {there: layer[name] for places in self.layers(zoo).values() for name, there in places.items()}
+        return Model(model.spec, {**model.arrays, **back})
 
     def distillation_loss(self) -> Loss:
         return ConsensusLoss(self.doubt)
@@ -106,6 +147,27 @@ class FedET(EnsembleDistillation):
         """The large model for the server, the average of its architecture for a client."""
         large: Model = state.large
         return large if client.id == SERVER else super().serve(state, client, zoo)
+
+    def check(self, zoo: Zoo) -> None:
+        networks = {"the server": zoo.full, **{f"tier '{tier.name}'": tier.spec for tier in zoo.tiers}}
+        for who, spec in networks.items():
+            if not zoo.classifier(spec):
+                raise SettingsError(
+                    f"Fed-ET shares the last layer of every network's head; {who} has a {spec.family}, which has no "
+                    "linear layer in a part called head. Give its classifier this name."
+                )
+            if len(layer_names(spec, zoo)) != len(layer_names(zoo.full, zoo)):
+                raise SettingsError(
+                    f"Fed-ET shares the last layer of every network's head; {who} has a {spec.family}, and only one of "
+                    "this layer and the server's has a bias. Give both one."
+                )
+        super().check(zoo)
+
+
+def layer_names(spec: Spec, zoo: Zoo) -> list[str]:
+    """The tensors of a network's classifier: its weight and its bias."""
+    names = (f"{zoo.classifier(spec)}.{tensor}" for tensor in ("weight", "bias"))
+    return [name for name in names if name in zoo.shapes(spec)]
 
 
 def confidence(logits: Tensor) -> Tensor:

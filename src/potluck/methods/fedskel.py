@@ -101,7 +101,8 @@ class FedSkel(PersonalModels):
             for id, held in parts.items()
         )
         now.fold(tasks, mean, parts, partial(self.weigh, zoo=zoo))
-        arrays, slots = self.server(whole, mean, state.slots, self.buffers(zoo))
+        rule = self.server_rule(state.model.spec, zoo)
+        arrays, slots = rule(whole, mean, state.slots, self.buffers(zoo))
         return replace(state, model=Model(spec, arrays), slots=slots)
 
     def start(self, task: Task, device: Device) -> Model:

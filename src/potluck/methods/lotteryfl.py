@@ -25,6 +25,7 @@ from torch import Tensor
 from potluck.core import (
     EMPTY,
     Arrays,
+    Client,
     ClientWork,
     ContractSettings,
     Device,
@@ -60,6 +61,8 @@ class LotteryFL(PersonalModels):
 
     keep: float = 0.5
     """Prune until at most this share of the weights remains."""
+    keep_by_tier: bool = False
+    """Instead of `keep`, the share of the parameters that the network of the client's tier has, by its width."""
     prune: float = 0.2
     """The share of the remaining weights that one pruning removes."""
     threshold: float = 0.2
@@ -82,18 +85,27 @@ class LotteryFL(PersonalModels):
             arrays = unpack_masked(model.arrays, masks)
             reply = replace(reply, models={"model": Model(model.spec, arrays)})
             mean.add(arrays, Mask(alive), self.weigh(reply, now.zoo))
-        arrays, slots = self.server(whole, mean, state.slots, self.buffers(now.zoo))
+        rule = self.server_rule(state.model.spec, now.zoo)
+        arrays, slots = rule(whole, mean, state.slots, self.buffers(now.zoo))
         return replace(state, model=Model(state.model.spec, arrays), slots=slots)
 
     def tasks(self, state: LotteryState, shown: Mapping[str, Arrays], now: Round) -> Iterator[Task]:
         """Sends each client what it holds; newcomers get everything and, after round 0, the initial values too."""
+        shares = {client.id: self.share(client, now.zoo) for client in now.cohort}
         for id, held in shown.items():
             models = {"model": Model(state.model.spec, pack_masked(state.model.arrays, all_if_new(held)))}
             if now.index and is_newcomer(held):
                 models["ticket"] = Model(state.model.spec, state.ticket)
             sent = models["model"].shapes
             left = {name: (sent[name][0], torch.bool) for name in self.bits(now.zoo)}
-            yield Task("train", id, models=models, expects=Expected({"model": sent}, left))
+            config = {"keep": shares[id]} if self.keep_by_tier else {}
+            yield Task("train", id, models=models, config=config, expects=Expected({"model": sent}, left))
+
+    def share(self, client: Client, zoo: Zoo) -> float:
+        """The share of the weights that this client prunes down to."""
+        if not self.keep_by_tier:
+            return self.keep
+        return zoo.cost(client.tier.spec, 1).parameters / zoo.cost(zoo.full, 1).parameters
 
     def bits(self, zoo: Zoo) -> Shapes:
         shapes = zoo.shapes(zoo.full)
@@ -106,8 +118,9 @@ class LotteryFL(PersonalModels):
         if is_newcomer(held):
             device.memory["held"], device.memory["remaining"] = all_if_new(held), 1.0
             device.memory["ticket"] = (task.models.get("ticket") or model).arrays
-        remaining = device.memory["remaining"]
-        if remaining <= self.keep or validation_score(device.build(model), device) <= self.threshold:
+        remaining, keep = device.memory["remaining"], task.config.get("keep", self.keep)
+        assert isinstance(keep, float)
+        if remaining <= keep or validation_score(device.build(model), device) <= self.threshold:
             return model
         masks = {name: prune_mask(model.arrays[name], mask, self.prune) for name, mask in all_if_new(held).items()}
         device.memory["held"], device.memory["remaining"] = masks, remaining * (1 - self.prune)

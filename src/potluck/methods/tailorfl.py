@@ -92,7 +92,8 @@ class TailorFL(SelectedUnits):
         mean = OverlapMean(whole)
         tasks = (self.train_task(id, Model(specs[id], parts[id].take(whole)), parts[id], state, now) for id in held)
         now.fold(tasks, mean, parts, partial(self.weigh, zoo=zoo))
-        arrays, slots = self.server(whole, mean, state.slots, self.buffers(zoo))
+        rule = self.server_rule(state.model.spec, zoo)
+        arrays, slots = rule(whole, mean, state.slots, self.buffers(zoo))
         return replace(state, model=Model(state.model.spec, arrays), slots=slots)
 
     def start(self, task: Task, device: Device) -> Model:

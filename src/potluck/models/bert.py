@@ -62,7 +62,7 @@ class BertEmbeddings(nn.Module):
         self.position_embeddings = Embedding(options["positions"], stream)
         self.token_type_embeddings = Embedding(options["types"], stream)
         self.LayerNorm = _norm(stream, options)
-        self.scaler = scaler(options) or nn.Identity()
+        self.scaler = scaler(options, stream) or nn.Identity()
         self.dropout = nn.Dropout(options["dropout"])
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -97,11 +97,13 @@ class BertSelfAttention(nn.Module):
         self.query = Linear(stream, query_key)
         self.key = Linear(stream, query_key)
         self.value = Linear(stream, value)
-        self.scaler = scaler(options) or nn.Identity()
+        self.scaler = scaler(options, query_key) or nn.Identity()
+        self.value_scaler = scaler(options, value) or nn.Identity()
         self.dropout = nn.Dropout(options["dropout"])
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        query, key, value = (self.scaler(layer(x)) for layer in (self.query, self.key, self.value))
+        query, key = (self.scaler(layer(x)) for layer in (self.query, self.key))
+        value = self.value_scaler(self.value(x))
         return attend(query, key, value, self.heads, mask, self.dropout)
 
 
@@ -112,7 +114,7 @@ class BertOutput(nn.Module):
         super().__init__()
         self.dense = Linear(inputs, stream)
         self.LayerNorm = _norm(stream, options)
-        self.scaler = scaler(options) or nn.Identity()
+        self.scaler = scaler(options, stream) or nn.Identity()
         self.dropout = nn.Dropout(options["dropout"])
 
     def forward(self, x: Tensor, stream: Tensor) -> Tensor:
@@ -139,7 +141,7 @@ class BertDense(nn.Module):
     def __init__(self, inputs: Axis, outputs: Axis, options: Options) -> None:
         super().__init__()
         self.dense = Linear(inputs, outputs)
-        self.scaler = scaler(options) or nn.Identity()
+        self.scaler = scaler(options, outputs) or nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.scaler(self.dense(x))

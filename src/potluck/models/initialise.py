@@ -7,7 +7,8 @@ from torch import nn
 
 from potluck.core import Arrays, Model, SettingsError, Spec
 from potluck.models.families import FAMILIES
-from potluck.models.meta_device import shapes
+from potluck.models.meta_device import meta_net, shapes
+from potluck.models.projection import add_projection, without_projection
 
 
 def random_net(spec: Spec, rng: torch.Generator) -> nn.Module:
@@ -16,14 +17,14 @@ def random_net(spec: Spec, rng: torch.Generator) -> nn.Module:
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         # torch.manual_seed would reseed accelerators too, and those are not restored.
         torch.default_generator.manual_seed(seed)
-        return FAMILIES[spec.family].net(spec)
+        return add_projection(FAMILIES[spec.family].net(without_projection(spec)), spec)
 
 
 def initial_model(spec: Spec, rng: torch.Generator) -> Model:
     """A new model at rest: random weights, and its family's pre-trained ones where names and shapes agree."""
     net = random_net(spec, rng)
     arrays = {name: tensor.detach().clone() for name, tensor in net.state_dict().items()}
-    given = FAMILIES[spec.family].initial_weights(spec)
+    given = FAMILIES[spec.family].initial_weights(without_projection(spec))
     fitting = [name for name, tensor in given.items() if tensor.shape == arrays[name].shape]
     if given and not fitting:
         raise SettingsError(f"{spec.family}: pretrained weights fit no layer of so narrow a network. Give it a depth.")
@@ -33,7 +34,7 @@ def initial_model(spec: Spec, rng: torch.Generator) -> Model:
 def load_net(spec: Spec, arrays: Arrays) -> nn.Module:
     """A network with a copy of these arrays, on the device that holds them."""
     check_arrays(spec, arrays)
-    net = FAMILIES[spec.family].meta_net(spec).to_empty(device=next(iter(arrays.values())).device)
+    net = meta_net(spec).to_empty(device=next(iter(arrays.values())).device)
     net.load_state_dict(dict(arrays))
     return net
 

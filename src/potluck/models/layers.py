@@ -121,12 +121,14 @@ def depthwise(channels: Axis, options: Options, kernel: int = 3, stride: int = 1
 
 def activation(channels: Axis, options: Options) -> nn.Sequential:
     """Scaler, norm and ReLU without a layer before them, as pre-activation networks have them."""
-    return _sequence({"scaler": scaler(options), "norm": norm(options["norm"], channels), "relu": nn.ReLU()})
+    return _sequence({"scaler": scaler(options, channels), "norm": norm(options["norm"], channels), "relu": nn.ReLU()})
 
 
-def scaler(options: Options) -> Scaler | None:
-    """The scaler that the options ask for; None if it would do nothing."""
-    return Scaler(options["scaler"]) if options["scaler"] != 1 else None
+def scaler(options: Options, units: Axis) -> Scaler | None:
+    """The scaler that the options ask for at a layer with these outputs; None if it would do nothing."""
+    ratio = options["scaler"]
+    ratio = ratio.get(units.group, 1.0) if isinstance(ratio, Mapping) else ratio
+    return Scaler(ratio) if ratio != 1 else None
 
 
 def dense(inputs: Side, outputs: Axis, options: Options, flatten: bool = False) -> nn.Sequential:
@@ -149,7 +151,7 @@ def _layer(
     steps = {
         "flatten": nn.Flatten() if flatten else None,
         name: layer,
-        "scaler": scaler(options),
+        "scaler": scaler(options, outputs),
         "norm": norm(options["norm"], outputs),
         "relu": nn.ReLU() if relu else None,
         "pool": nn.MaxPool2d(2) if pool else None,

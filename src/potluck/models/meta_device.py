@@ -17,42 +17,55 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from potluck.core import Dimensions, Spec, Work
 from potluck.models.families import FAMILIES
+from potluck.models.projection import add_projection, classifier_path, projected_axes, without_projection
 
 Shape: TypeAlias = "tuple[tuple[int, ...], torch.dtype]"
 
 
 def probe(spec: Spec, batch: int) -> tuple[nn.Module, Tensor]:
     """The network and a batch of inputs on the meta device: a forward pass gives shapes, and computes nothing."""
-    family = FAMILIES[spec.family]
     shape: Any = spec.options["input"]
-    dtype = torch.long if family.tokens else torch.float
-    return family.meta_net(spec), torch.zeros(batch, *shape, dtype=dtype, device="meta")
+    dtype = torch.long if FAMILIES[spec.family].tokens else torch.float
+    return meta_net(spec), torch.zeros(batch, *shape, dtype=dtype, device="meta")
+
+
+def meta_net(spec: Spec) -> nn.Module:
+    """The network on the meta device, with its projection if it has one."""
+    return add_projection(FAMILIES[spec.family].meta_net(without_projection(spec)), spec)
+
+
+@lru_cache(maxsize=1024)
+def classifier(spec: Spec) -> str:
+    """The last linear layer of the head; empty if there is none."""
+    bare = without_projection(spec)
+    return classifier_path(FAMILIES[bare.family].meta_net(bare), int(str(bare.options["classes"])))
 
 
 @lru_cache(maxsize=1024)
 def shapes(spec: Spec) -> Mapping[str, Shape]:
     """Shape and dtype of each tensor of the state dict."""
-    tensors = FAMILIES[spec.family].meta_net(spec).state_dict()
+    tensors = meta_net(spec).state_dict()
     return MappingProxyType({name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()})
 
 
 @lru_cache(maxsize=1024)
 def axes(spec: Spec) -> Mapping[str, Dimensions]:
     """What each dimension of each tensor of the state dict counts."""
-    family = FAMILIES[spec.family]
-    return MappingProxyType(family.axes(spec, family.meta_net(spec)))
+    family, bare = FAMILIES[spec.family], without_projection(spec)
+    found = family.axes(bare, family.meta_net(bare))
+    return MappingProxyType(found if bare is spec else projected_axes(found, classifier(spec)))
 
 
 @lru_cache(maxsize=1024)
 def buffers(spec: Spec) -> frozenset[str]:
     """Names of the state dict that are not trained."""
-    return frozenset(shapes(spec)) - {name for name, _ in FAMILIES[spec.family].meta_net(spec).named_parameters()}
+    return frozenset(shapes(spec)) - {name for name, _ in meta_net(spec).named_parameters()}
 
 
 @lru_cache(maxsize=1024)
 def class_rows(spec: Spec) -> tuple[str, ...]:
     """The tensors with one row for each class (or token)."""
-    return FAMILIES[spec.family].class_rows(spec)
+    return FAMILIES[spec.family].class_rows(without_projection(spec))
 
 
 @lru_cache(maxsize=1024)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from potluck.core import Depth, SettingsError
-from potluck.core.plain import Plain, freeze
+from potluck.core.plain import FrozenDict, Plain, freeze
 from potluck.models.norm import POLICIES
 
 Options: TypeAlias = Mapping[str, Any]
@@ -43,8 +43,22 @@ class Option:
         return float(value)
 
 
-SCALER = Option(
-    1.0, "ratio of this network's width to the full one's; layers divide by it in training", low=1e-6, high=1.0
+class Ratio(Option):
+    """A ratio of widths: one number for all axis groups, or one for each that is named."""
+
+    def check(self, where: str, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return FrozenDict(
+                {group: super(Ratio, self).check(f"{where} of '{group}'", each) for group, each in value.items()}
+            )
+        return super().check(where, value)
+
+
+SCALER = Ratio(
+    1.0,
+    "ratio of this network's width to the full one's, or of each axis group's; layers divide by it in training",
+    low=1e-6,
+    high=1.0,
 )
 
 DROPOUT = Option(0.1, "share of the units that are left out at random in training", low=0.0, high=0.9)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any
 
-from potluck.core import Depth, SettingsError, Spec, freeze, to_plain
+from potluck.core import Depth, Plain, SettingsError, Spec, freeze, to_plain
 from potluck.models import options as checks
 from potluck.models.families import FAMILIES, find
+from potluck.models.meta_device import classifier, shapes
+from potluck.models.projection import PROJECTION, without_projection
 
 
 def make_spec(
@@ -46,7 +50,9 @@ def complete(spec: Spec) -> Spec:
 def _complete_uncached(spec: Spec) -> Spec:
     if spec.family not in FAMILIES:
         raise SettingsError(f"there is no model family '{spec.family}'.{checks.hint(spec.family, FAMILIES)}")
-    return FAMILIES[spec.family].spec(spec.options, spec.depth, spec.sizes)
+    bare = without_projection(spec)
+    found = FAMILIES[spec.family].spec(bare.options, spec.depth, spec.sizes)
+    return found if bare is spec else _add_projection(found, spec.options[PROJECTION])
 
 
 def narrow(spec: Spec, width: float | Mapping[str, float]) -> Spec:
@@ -59,6 +65,21 @@ def narrow(spec: Spec, width: float | Mapping[str, float]) -> Spec:
         ratios = dict.fromkeys(spec.sizes, checks.check_ratio("width", width))
     sizes = {group: checks.portion(units, ratios[group]) for group, units in spec.sizes.items()}
     return Spec(spec.family, spec.depth, sizes, spec.options)
+
+
+def widths_by_group(spec: Spec, width: float | Mapping[str, float]) -> float | Mapping[str, float]:
+    """The widths with every name that holds a ``*`` replaced by the axis groups that it stands for.
+
+    >>> full = make_spec("mlp", input=(2,), classes=2, depth=1)
+    >>> widths_by_group(full, {"hidden*": 0.5})
+    {'hidden0': 0.5, 'hidden1': 0.5}
+    """
+    if not isinstance(width, Mapping):
+        return width
+    groups = complete(spec).sizes
+    named = {name: [group for group in groups if fnmatchcase(group, name)] for name in width}
+    checks.refuse_unknown(spec.family, "axis group", [name for name, found in named.items() if not found], groups)
+    return {group: width[name] for name, found in named.items() for group in found}
 
 
 def shallow(spec: Spec, depth: Any) -> Spec:
@@ -74,9 +95,24 @@ def shallow(spec: Spec, depth: Any) -> Spec:
     return Spec(spec.family, new_depth, {group: spec.sizes[group] for group in groups}, spec.options)
 
 
-def with_scaler(spec: Spec, ratio: float) -> Spec:
-    """The spec whose layers divide by this ratio of widths in training, if its family has such scalers."""
-    return _with_options(complete(spec), scaler=ratio)
+def with_scaler(spec: Spec, ratio: float | Mapping[str, float]) -> Spec:
+    """The spec whose layers divide by this ratio of widths in training, if its family has such scalers.
+
+    With a ratio for each axis group, a layer divides by that of its outputs; groups that are not named have ratio 1.
+    """
+    spec = complete(spec)
+    if isinstance(ratio, Mapping):
+        checks.refuse_unknown(spec.family, "axis group", ratio, spec.sizes)
+    return _with_options(spec, scaler=ratio)
+
+
+@lru_cache(maxsize=1024)
+def with_projection(spec: Spec, features: int) -> Spec:
+    """The spec whose classifier reads this many features: its own if it has as many, else a projection of them."""
+    bare = complete(without_projection(spec))
+    path = classifier(bare)
+    found = shapes(bare)[f"{path}.weight"][0][1] if path else 0
+    return bare if found == features else complete(_add_projection(bare, features))
 
 
 def with_counted_norms(spec: Spec) -> Spec:
@@ -89,6 +125,13 @@ def tier_spec(full: Spec, width: float | Mapping[str, float] | None = None, dept
     """A tier's network: the full one made shallow, then narrow."""
     spec = shallow(full, depth)
     return spec if width is None else narrow(spec, width)
+
+
+def _add_projection(spec: Spec, features: Plain) -> Spec:
+    length = checks.check_integer(f"{spec.family}: {PROJECTION}", features, 1, checks.MOST_UNITS)
+    if not classifier(spec):
+        raise SettingsError(f"{spec.family} has no linear layer in a part called head, which a projection could feed.")
+    return replace(spec, options={**spec.options, PROJECTION: length})
 
 
 def _with_options(spec: Spec, **options: Any) -> Spec:

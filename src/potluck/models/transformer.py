@@ -31,7 +31,7 @@ class TokenEmbedding(nn.Module):
         self.token = Embedding(options["classes"], stream)
         self.position = Embedding(length, stream)
         self.norm = _norm(stream, options)
-        self.scaler = scaler(options) or nn.Identity()
+        self.scaler = scaler(options, stream) or nn.Identity()
         self.dropout = nn.Dropout(options["dropout"])
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -50,14 +50,17 @@ class CausalSelfAttention(nn.Module):
         self.key = Linear(stream, query_key)
         self.value = Linear(stream, value)
         self.output = Linear(value, stream)
-        self.scaler = scaler(options) or nn.Identity()
+        self.scaler = scaler(options, query_key) or nn.Identity()
+        self.value_scaler = scaler(options, value) or nn.Identity()
+        self.output_scaler = scaler(options, stream) or nn.Identity()
         self.dropout = nn.Dropout(options["dropout"])
 
     def forward(self, x: Tensor) -> Tensor:
-        query, key, value = (self.scaler(layer(x)) for layer in (self.query, self.key, self.value))
+        query, key = (self.scaler(layer(x)) for layer in (self.query, self.key))
+        value = self.value_scaler(self.value(x))
         causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
         attended = attend(query, key, value, self.heads, causal, self.dropout)
-        out: Tensor = self.scaler(self.output(attended))
+        out: Tensor = self.output_scaler(self.output(attended))
         return out
 
 
@@ -72,13 +75,14 @@ class TransformerLayer(nn.Module):
         self.second = Linear(inner, stream)
         self.norm2 = _norm(stream, options)
         self.activation = ACTIVATIONS[options["activation"]]
-        self.scaler = scaler(options) or nn.Identity()
+        self.scaler = scaler(options, inner) or nn.Identity()
+        self.output_scaler = scaler(options, stream) or nn.Identity()
         self.dropout = nn.Dropout(options["dropout"])
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm1(x + self.dropout(self.attention(x)))
         hidden = self.dropout(self.activation(self.scaler(self.first(x))))
-        out: Tensor = self.norm2(x + self.dropout(self.scaler(self.second(hidden))))
+        out: Tensor = self.norm2(x + self.dropout(self.output_scaler(self.second(hidden))))
         return out
 
 
@@ -91,7 +95,7 @@ class Decoder(nn.Module):
         self.norm = _norm(hidden, options)
         self.output = Linear(hidden, options["classes"])
         self.activation = ACTIVATIONS[options["activation"]]
-        self.scaler = scaler(options) or nn.Identity()
+        self.scaler = scaler(options, hidden) or nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         scores: Tensor = self.output(self.norm(self.activation(self.scaler(self.hidden(x)))))

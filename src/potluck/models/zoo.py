@@ -71,13 +71,24 @@ class ModelZoo:
         """The spec with the first blocks only (of each stage)."""
         return specs.shallow(spec, depth)
 
-    def scaled(self, spec: Spec, ratio: float) -> Spec:
-        """The spec with scalers for this ratio of its width to the full one's; refused if its family has none."""
+    def scaled(self, spec: Spec, ratio: float | Mapping[str, float]) -> Spec:
+        """The spec with scalers for this ratio of its width (or of each group's) to the full one's.
+
+        It is refused if its family has no scalers.
+        """
         return specs.with_scaler(spec, ratio)
 
     def counting(self, spec: Spec) -> Spec:
         """The spec whose static norms instead average their statistics over batches; without such norms, the same."""
         return specs.with_counted_norms(spec)
+
+    def classifier(self, spec: Spec) -> str:
+        """The last linear layer of the network's head; empty: it has none."""
+        return meta_device.classifier(specs.complete(spec))
+
+    def projected(self, spec: Spec, features: int) -> Spec:
+        """The spec whose classifier reads this many features: its own if it has as many, else a projection of them."""
+        return specs.with_projection(spec, features)
 
     def block(self, spec: Spec, name: str) -> int | None:
         """The body block of a tensor, counted in forward order; None: it is there at every depth."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,6 +14,12 @@ from potluck.parts.part import Mask, Part, Place
 
 BLOCK = 16
 """Sums run over fixed blocks of this many tasks, then over blocks, so that the bits do not depend on workers."""
+
+CACHED = 1 << 17
+"""Entries that a CPU treats at once, so that what one operation writes is still in its cache for the next."""
+
+FlatKey: TypeAlias = tuple[BufferLayout, tuple[str, ...]]
+"""Tensors that share a buffer: their layout there, and their names in the whole."""
 
 
 class HasPlaces(Protocol):
@@ -32,13 +38,22 @@ class Sums:
     shape of the total (dimensions that are never cut, such as a kernel's, have length one)."""
     maxima: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     """(maximum, seen) of integer tensors."""
-    flat: tuple[BufferLayout, Tensor] | None = None
-    """The buffer that holds the totals, as long as every contribution had the same layout."""
+    flat: dict[FlatKey, Tensor] = field(default_factory=dict)
+    """Buffers: each holds the totals of several tensors, so that one operation can treat all of them."""
 
     def merge(self, other: Sums) -> None:
         """Adds the sums of another block."""
+        added: set[str] = set()
+        for key, buffer in other.flat.items():
+            if key in self.flat:
+                self.flat[key].add_(buffer)
+                added.update(key[1])
+            elif self.totals.keys().isdisjoint(key[1]):
+                self.flat[key] = buffer
         for name, total in other.totals.items():
-            if name in self.totals:
+            if name in added:
+                self.weights[name] = self.weights[name] + other.weights[name]
+            elif name in self.totals:
                 self.totals[name].add_(total)
                 self.weights[name] = self.weights[name] + other.weights[name]
             else:
@@ -79,17 +94,30 @@ class OverlapMean:
             self._number = position // BLOCK
         if isinstance(arrays, FlatArrays) and isinstance(weight, float) and self._add_flat(arrays, held, weight):
             arrays = arrays.others
+        entire: dict[float, dict[str, Tensor]] = {}
         for name, tensor in arrays.items():
             factor = _factor(weight, name)
             if isinstance(factor, Tensor) or factor > 0:
-                self._add(held, name, tensor, factor)
+                self._add(held, name, tensor, factor, entire)
+        for factor, tensors in entire.items():
+            self._add_entire(tensors, factor)
 
     def value(self) -> Arrays:
         """The mean of the entries that any client sent, the start value of all others; cast once, at the end."""
         self._close_block()
         out = dict(self.start)
+        flat: set[str] = set()
+        for (layout, names), buffer in self.sums.flat.items():
+            if (weight := self._common_weight(names)) is not None:
+                mean = torch.empty_like(buffer, dtype=torch.float32)
+                for new, total in zip(_pieces(mean), _pieces(buffer), strict=True):
+                    new.copy_(total / weight)
+                tensors = layout.cut(mean)
+                out |= dict(zip(names, tensors.values(), strict=True))
+                flat.update(names)
         for name, total in self.sums.totals.items():
-            out[name] = _weighted_mean(self.start[name], total, self.sums.weights[name])
+            if name not in flat:
+                out[name] = _weighted_mean(self.start[name], total, self.sums.weights[name])
         for name, (maximum, seen) in self.sums.maxima.items():
             out[name] = torch.where(seen, maximum, self.start[name])
         return out
@@ -116,26 +144,45 @@ class OverlapMean:
             self.sums.merge(self._block)
             self._block = Sums()
 
+    def _common_weight(self, names: Iterable[str]) -> float | None:
+        """The weight of all of these tensors, if it is one number."""
+        first, *others = (self.sums.weights[name] for name in names)
+        if isinstance(first, Tensor) or any(isinstance(other, Tensor) or other != first for other in others):
+            return None
+        return first
+
     def _add_flat(self, arrays: FlatArrays, held: Any, factor: float) -> bool:
         """Adds a whole buffer at once, with the same sums as tensor by tensor; False if that is not possible."""
-        block, layout = self._block, arrays.layout
-        if not (isinstance(held, Part) and held.entire and factor > 0):
+        names = _names_in_whole(arrays.layout, held)
+        if names is None or factor <= 0:
             return False
-        if block.flat is None and not block.totals:
-            if any(self.start[name].shape != shape for name, (shape, _) in layout.shapes.items()):
-                return False
-            block.flat = (layout, torch.mul(arrays.buffer.to(torch.float64), factor))
-            block.totals |= layout.cut(block.flat[1])
-            block.weights |= dict.fromkeys(layout.shapes, factor)
+        block, key = self._block, (arrays.layout, names)
+        if key in block.flat:
+            for total, piece in zip(_pieces(block.flat[key]), _pieces(arrays.buffer), strict=True):
+                total.add_(piece, alpha=factor)
+            for name in names:
+                block.weights[name] = block.weights[name] + factor
             return True
-        if block.flat is None or block.flat[0] != layout:
+        shapes = zip(names, arrays.layout.shapes.values(), strict=True)
+        starts = ((self.start[name], shape) for name, shape in shapes)
+        if not block.totals.keys().isdisjoint(names) or any(_unlike(start, shape) for start, shape in starts):
             return False
-        block.flat[1].add_(arrays.buffer, alpha=factor)
-        for name in layout.shapes:
-            block.weights[name] = block.weights[name] + factor
+        block.flat[key] = torch.empty_like(arrays.buffer, dtype=torch.float64)
+        for total, piece in zip(_pieces(block.flat[key]), _pieces(arrays.buffer), strict=True):
+            total.copy_(piece).mul_(factor)
+        block.totals |= dict(zip(names, arrays.layout.cut(block.flat[key]).values(), strict=True))
+        block.weights |= dict.fromkeys(names, factor)
         return True
 
-    def _add(self, held: HasPlaces, name: str, tensor: Tensor, factor: float | Tensor) -> None:
+    def _add(
+        self,
+        held: HasPlaces,
+        name: str,
+        tensor: Tensor,
+        factor: float | Tensor,
+        entire: dict[float, dict[str, Tensor]],
+    ) -> None:
+        """Adds one tensor. One that is entire in the whole waits in `entire`, by factor, and is added with others."""
         place = held.place(name)
         mask = held.masks.get(name) if isinstance(held, Mask) else None
         if not self.start[place.name].is_floating_point():
@@ -144,21 +191,27 @@ class OverlapMean:
             self._add_entries(place, tensor, _as_weights(factor, tensor, mask))
         elif place.dims:
             self._add_blocks(place, tensor, factor)
+        elif place.name in (waiting := entire.setdefault(factor, {})):
+            self._add_entire({place.name: tensor}, factor)
         else:
-            self._add_entire(place.name, tensor, factor)
+            waiting[place.name] = tensor
 
-    def _add_entire(self, name: str, tensor: Tensor, factor: float) -> None:
-        if tensor.shape != self.start[name].shape:
-            raise ValueError(
-                f"'{name}' of shape {tuple(tensor.shape)}; the whole holds {tuple(self.start[name].shape)}"
-            )
+    def _add_entire(self, tensors: Arrays, factor: float) -> None:
+        """Adds tensors that are entire in the whole, by their names there."""
+        for name, tensor in tensors.items():
+            if tensor.shape != self.start[name].shape:
+                raise ValueError(
+                    f"'{name}' of shape {tuple(tensor.shape)}; the whole holds {tuple(self.start[name].shape)}"
+                )
         totals, weights = self._block.totals, self._block.weights
-        if name in totals:
-            totals[name].add_(tensor, alpha=factor)
-            weights[name] = weights[name] + factor
-        else:
-            totals[name] = torch.mul(tensor.to(torch.float64), factor)
-            weights[name] = factor
+        for names in batches([name for name in tensors if name in totals], tensors):
+            torch._foreach_add_([totals[name] for name in names], [tensors[name] for name in names], alpha=factor)
+            for name in names:
+                weights[name] = weights[name] + factor
+        for names in batches([name for name in tensors if name not in totals], tensors):
+            doubles = torch._foreach_mul([tensors[name].to(torch.float64) for name in names], factor)
+            totals.update(zip(names, doubles, strict=True))
+            weights |= dict.fromkeys(names, factor)
 
     def _add_blocks(self, place: Place, tensor: Tensor, factor: float) -> None:
         total, weights = self._sums_of(place.name, len(place.dims))
@@ -205,6 +258,39 @@ class OverlapMean:
             maximum[at] = torch.maximum(maximum[at], tensor[here])
             seen[at] = True
         self._block.maxima[place.name] = (maximum, seen)
+
+
+def batches(names: Iterable[str], arrays: Arrays) -> Iterator[list[str]]:
+    """Groups of tensors to treat by one operation: on a CPU as many as its cache holds, on a GPU all of them."""
+    batch: list[str] = []
+    entries = 0
+    for name in names:
+        if batch and arrays[name].device.type == "cpu" and entries + arrays[name].numel() > CACHED:
+            yield batch
+            batch, entries = [], 0
+        batch.append(name)
+        entries += arrays[name].numel()
+    if batch:
+        yield batch
+
+
+def _pieces(buffer: Tensor) -> Sequence[Tensor]:
+    """A buffer in pieces that a CPU's cache holds; on a GPU, in one."""
+    return torch.split(buffer, CACHED) if buffer.device.type == "cpu" else (buffer,)
+
+
+def _names_in_whole(layout: BufferLayout, held: Any) -> tuple[str, ...] | None:
+    """The names that these tensors have in the whole; None if they are not all entire there."""
+    if not isinstance(held, Part):
+        return None
+    if held.entire:
+        return tuple(layout.shapes)
+    places = [held.place(name) for name in layout.shapes]
+    return None if any(place.dims for place in places) else tuple(place.name for place in places)
+
+
+def _unlike(start: Tensor, shape: tuple[tuple[int, ...], torch.dtype]) -> bool:
+    return start.shape != shape[0] or start.dtype is not shape[1]
 
 
 def _factor(weight: Weight, name: str) -> float | Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from potluck.core import Arrays
-from potluck.parts.mean import OverlapMean
+from potluck.parts.mean import OverlapMean, batches
 
 Slots: TypeAlias = Mapping[str, Arrays]
 """The state of a rule between rounds: for each slot, arrays with the shapes of the whole."""
@@ -32,6 +32,9 @@ class Replace:
         return mean.value(), slots
 
 
+Tensors: TypeAlias = tuple[Tensor, ...] | list[Tensor]
+
+
 @dataclass(frozen=True)
 class _StepRule:
     """A rule that treats the step (mean minus old model) as the negative of a gradient."""
@@ -42,24 +45,30 @@ class _StepRule:
         target = mean.value()
         out = dict(target)
         new: dict[str, dict[str, Tensor]] = {slot: dict(slots.get(slot, {})) for slot in self.slot_names}
-        for name, old in whole.items():
-            covered = mean.covered(name)
-            if name in fixed or not old.is_floating_point() or covered is False:
-                continue
-            had = {slot: new[slot].get(name, self.initial_slot(slot, old)) for slot in self.slot_names}
-            moved, after = self.update(old, target[name] - old, had)
-            # Adding a zero step would turn -0.0 into 0.0; an entry that did not change keeps its bits.
-            out[name] = torch.where(moved == old, old, _where_covered(covered, moved, old))
-            for slot, tensor in after.items():
-                new[slot][name] = _where_covered(covered, tensor, had[slot]) if tensor.is_floating_point() else tensor
+        covered = {
+            name: mean.covered(name) for name, old in whole.items() if name not in fixed and old.is_floating_point()
+        }
+        for names in batches([name for name, some in covered.items() if some is not False], whole):
+            old = [whole[name] for name in names]
+            had = {
+                slot: [new[slot][name] if name in new[slot] else self.initial_slot(slot, whole[name]) for name in names]
+                for slot in self.slot_names
+            }
+            moved, after = self.update(old, torch._foreach_sub([target[name] for name in names], old), had)
+            for at, name in enumerate(names):
+                out[name] = _where_covered(covered[name], moved[at], old[at])
+                for slot in self.slot_names:
+                    tensor, before = after[slot][at], had[slot][at]
+                    floats = tensor.is_floating_point()
+                    new[slot][name] = _where_covered(covered[name], tensor, before) if floats else tensor
         return out, new
 
     def initial_slot(self, slot: str, old: Tensor) -> Tensor:
         """The value of a slot before the first step."""
         return torch.zeros((), dtype=torch.int64, device=old.device) if slot == "steps" else torch.zeros_like(old)
 
-    def update(self, old: Tensor, step: Tensor, had: Arrays) -> tuple[Tensor, dict[str, Tensor]]:
-        """The new tensor and its new slots."""
+    def update(self, old: Tensors, step: Tensors, had: Mapping[str, Tensors]) -> tuple[Tensors, dict[str, Tensors]]:
+        """The new tensors and their new slots. It may overwrite `step`, but not what was there before."""
         raise NotImplementedError
 
 
@@ -72,9 +81,10 @@ class Momentum(_StepRule):
     lr: float = 1.0
     beta: float = 0.9
 
-    def update(self, old: Tensor, step: Tensor, had: Arrays) -> tuple[Tensor, dict[str, Tensor]]:
-        m = self.beta * had["m"] + step
-        return old + self.lr * m, {"m": m}
+    def update(self, old: Tensors, step: Tensors, had: Mapping[str, Tensors]) -> tuple[Tensors, dict[str, Tensors]]:
+        m = torch._foreach_mul(had["m"], self.beta)
+        torch._foreach_add_(m, step)
+        return add_steps(old, torch._foreach_mul(m, self.lr)), {"m": m}
 
 
 @dataclass(frozen=True)
@@ -91,13 +101,14 @@ class _Adaptive(_StepRule):
     def initial_slot(self, slot: str, old: Tensor) -> Tensor:
         return torch.full_like(old, self.v0) if slot == "v" else super().initial_slot(slot, old)
 
-    def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+    def second_moment(self, v: Tensors, square: Tensors) -> Tensors:
+        """The new v. It may overwrite `square`."""
         raise NotImplementedError
 
-    def update(self, old: Tensor, step: Tensor, had: Arrays) -> tuple[Tensor, dict[str, Tensor]]:
-        m = self.beta1 * had["m"] + (1 - self.beta1) * step
-        v = self.second_moment(had["v"], step * step)
-        return old + self.lr * m / (v.sqrt() + self.tau), {"m": m, "v": v}
+    def update(self, old: Tensors, step: Tensors, had: Mapping[str, Tensors]) -> tuple[Tensors, dict[str, Tensors]]:
+        v = self.second_moment(had["v"], torch._foreach_mul(step, step))
+        m = _blend(had["m"], self.beta1, step)
+        return add_steps(old, _quotient(m, [self.lr] * len(m), torch._foreach_sqrt(v), self.tau)), {"m": m, "v": v}
 
 
 @dataclass(frozen=True)
@@ -106,8 +117,8 @@ class Adam(_Adaptive):
 
     name: Literal["adam"] = "adam"
 
-    def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
-        return self.beta2 * v + (1 - self.beta2) * square
+    def second_moment(self, v: Tensors, square: Tensors) -> Tensors:
+        return _blend(v, self.beta2, square)
 
 
 @dataclass(frozen=True)
@@ -116,8 +127,12 @@ class Yogi(_Adaptive):
 
     name: Literal["yogi"] = "yogi"
 
-    def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
-        return v - (1 - self.beta2) * square * torch.sign(v - square)
+    def second_moment(self, v: Tensors, square: Tensors) -> Tensors:
+        signs = torch._foreach_sub(v, square)
+        torch._foreach_sign_(signs)
+        torch._foreach_mul_(square, 1 - self.beta2)
+        torch._foreach_mul_(square, signs)
+        return torch._foreach_sub(v, square)
 
 
 @dataclass(frozen=True)
@@ -126,8 +141,9 @@ class Adagrad(_Adaptive):
 
     name: Literal["adagrad"] = "adagrad"
 
-    def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
-        return v + square
+    def second_moment(self, v: Tensors, square: Tensors) -> Tensors:
+        torch._foreach_add_(square, v)
+        return square
 
 
 @dataclass(frozen=True)
@@ -142,18 +158,46 @@ class AdamW(_StepRule):
     eps: float = 1e-6
     weight_decay: float = 0.0
 
-    def update(self, old: Tensor, step: Tensor, had: Arrays) -> tuple[Tensor, dict[str, Tensor]]:
-        steps = had["steps"] + 1
-        m = self.beta1 * had["m"] + (1 - self.beta1) * step
-        v = self.beta2 * had["v"] + (1 - self.beta2) * step * step
-        count = int(steps)
-        size = self.lr / (1 - self.beta1**count)
-        root = (v / (1 - self.beta2**count)).sqrt()
-        moved = old * (1 - self.lr * self.weight_decay) + size * m / (root + self.eps)
-        return moved, {"m": m, "v": v, "steps": steps}
+    def update(self, old: Tensors, step: Tensors, had: Mapping[str, Tensors]) -> tuple[Tensors, dict[str, Tensors]]:
+        steps = torch._foreach_add(had["steps"], 1)
+        counts = torch.stack(steps).tolist()  # one wait for the GPU, not one for each tensor
+        square = torch._foreach_mul(step, 1 - self.beta2)
+        torch._foreach_mul_(square, step)
+        v = torch._foreach_mul(had["v"], self.beta2)
+        torch._foreach_add_(v, square)
+        m = _blend(had["m"], self.beta1, step)
+        root = torch._foreach_div(v, [1 - self.beta2**count for count in counts])
+        torch._foreach_sqrt_(root)
+        size = [self.lr / (1 - self.beta1**count) for count in counts]
+        kept = torch._foreach_mul(old, 1 - self.lr * self.weight_decay) if self.weight_decay else old
+        return add_steps(kept, _quotient(m, size, root, self.eps)), {"m": m, "v": v, "steps": steps}
 
 
 Rule: TypeAlias = Replace | Momentum | Adam | Yogi | Adagrad | AdamW
+
+
+def add_steps(old: Tensors, steps: Tensors) -> Tensors:
+    """The tensors after these steps, which it may overwrite. An entry with a step of zero keeps its bits."""
+    # -0.0 plus a step of 0.0 would be 0.0. But -0.0 minus 0.0 is -0.0, so subtract the negative step without -0.0.
+    torch._foreach_neg_(steps)
+    torch._foreach_add_(steps, 0.0)
+    return torch._foreach_sub(old, steps)
+
+
+def _blend(old: Tensors, share: float, new: Tensors) -> Tensors:
+    """share old + (1 - share) new; overwrites `new`."""
+    torch._foreach_mul_(new, 1 - share)
+    blend = torch._foreach_mul(old, share)
+    torch._foreach_add_(blend, new)
+    return blend
+
+
+def _quotient(m: Tensors, lr: list[float], root: Tensors, tau: float) -> Tensors:
+    """lr m / (root + tau), with an lr for each tensor; overwrites `root`."""
+    torch._foreach_add_(root, tau)
+    quotient = torch._foreach_mul(m, lr)
+    torch._foreach_div_(quotient, root)
+    return quotient
 
 
 def _where_covered(covered: Tensor | bool, new: Tensor, old: Tensor) -> Tensor:

@@ -33,6 +33,8 @@ from potluck.report.run_page import run_brief, status_line
 from potluck.report.sentences import NEEDS, NEEDS_NOTE, TIE, find_lead, needs_cells, verdict
 from potluck.report.summary import (
     Row,
+    best_by,
+    best_heading,
     capitalize,
     client_measures,
     compare_rows,
@@ -52,6 +54,15 @@ from potluck.report.units import MetricFormat, format_count
 
 VariantScores = dict[str, dict[str, Row]]
 """Results of `mean_sd` by method, then by variant."""
+
+BEST_NOTES = {
+    "validation": "“By validation” is the {metric} at the round that validation would have chosen.",
+    "test": "“Best round by the test set” is the highest {metric} over rounds: the test set itself chose it, so it is "
+    "too high.",
+    "several": "“Best round” is the {metric} at the round that validation or, if the run's [score] best says so, the "
+    "test set itself chose.",
+}
+"""What the scores of best rounds mean, by what chose them."""
 
 
 def compare_body(runs: Sequence[RunRecord], page: Path) -> Markup:
@@ -98,10 +109,10 @@ def _score_table(runs: Sequence[RunRecord]) -> Markup:
     columns += [_column(metric, rows, partial(_entry, key)) for key in ("clients", "worst", "best")]
     starts = [[text(row["label"]) + _signs(row), format_count(number(row["runs"]))] for row in rows]
     lines = [[*start, *cells] for start, *cells in zip(starts, *columns, strict=True)]
-    head = ["", "runs", "global", *average, *asked, *tiers, "client mean", "worst tenth", "by validation"]
+    head = ["", "runs", "global", *average, *asked, *tiers, "client mean", "worst tenth", best_heading(*runs)]
     spread = "mean ± standard deviation over seeds (a single seed has no deviation)"
     notes = [f"Final {metric.name}{metric.unit}, {spread}; green: highest."]
-    notes += [f"“By validation” is the {metric.name} at the round that validation would have chosen."]
+    notes += [BEST_NOTES[best_by(*runs)].format(metric=metric.name)]
     notes += ["Average: of the tiers' scores on the test set, by share of clients."] * len(average)
     local = "Local: the shared model on each client's own examples and classes, mean over clients."
     notes += [local] * ("local" in asked)

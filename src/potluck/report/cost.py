@@ -100,18 +100,22 @@ def _target_table(run: RunRecord) -> Markup:
     """When the run and each tier first reached each target, and the cost until then."""
     costs = costs_so_far(run)
     tiers = [tier for tier in run.tiers if tier.curve.points]
+    waits = run.waits_for_server
+    heads = ["traffic", "time", *["with server"] * waits, "energy"]
     rows = []
     for target in targets(run):
         done = first_round_at(run.curve, target)
         cost = costs.get(done) if done is not None else None
-        spent = [GAP] * 3
+        spent = [GAP] * len(heads)
         if cost:
-            spent = [format_bytes(cost.bytes), format_seconds(cost.device_seconds), format_joules(cost.joules)]
+            times = [format_seconds(cost.device_seconds), *[format_seconds(cost.round_seconds)] * waits]
+            spent = [format_bytes(cost.bytes), *times, format_joules(cost.joules)]
         rounds = [format_count(done), *(format_count(first_round_at(tier.curve, target)) for tier in tiers)]
         rows.append([metric_format(run).format_target(target), *rounds, *spent])
-    head = ["target", overall_name(run.curve), *(tier.name for tier in tiers), "traffic", "time", "energy"]
-    groups = [("", 1), ("reached at round", 1 + len(tiers)), ("spent by then, all clients", 3)]
+    head = ["target", overall_name(run.curve), *(tier.name for tier in tiers), *heads]
+    groups = [("", 1), ("reached at round", 1 + len(tiers)), ("spent by then, all clients", len(heads))]
     words = "First scored round at or above the target. Traffic is measured; time and energy are modelled."
+    words += " With server: time with the wait for the server's own work." * waits
     return join(tag("h3", "Rounds to a target"), note(words), table(head, rows, groups))
 
 
@@ -176,33 +180,39 @@ def _whole_run_cells(totals: TaskTotals) -> list[str]:
 
 def compare_cost_table(runs: Sequence[RunRecord]) -> Markup:
     """The cost of each method, mean over seeds."""
-    head = ["", "rounds", "down", "up", "compute", "time in the field", "energy"]
-    groups = [("", 2), ("measured", 2), ("modelled", 3)]
+    head = ["", "rounds", "down", "up", "compute", "time in the field", "with server", "energy"]
+    groups = [("", 2), ("measured", 2), ("modelled", 4)]
     columns: dict[str, Callable[[float | None], str]] = {
         "rounds": format_count,
         "bytes_down": format_bytes,
         "bytes_up": format_bytes,
         "flops": format_flops,
         "device_seconds": format_seconds,
+        "round_seconds": format_seconds,
         "joules": format_joules,
     }
     rows = [
         [text(row["label"]), *(write(mean_of(row[key])) for key, write in columns.items())]
         for row in compare_rows(runs)
     ]
-    words = "Per run, mean over seeds. Time in the field: the slowest device of every round, summed."
+    words = (
+        "Per run, mean over seeds. Time in the field: the slowest device of every round, summed. With server: the same "
+        "with the wait for what the server itself computes in the round, priced as a data centre's GPU."
+    )
     return join(tag("h2", "Cost"), table(head, rows, groups), note(words))
 
 
 def compare_cost_section(methods: MethodRuns) -> Markup:
     """The score of each method against traffic, time and energy, and its rounds to each target."""
     metric = metric_name(*all_runs(methods))
-    start = f"{capitalize(metric)} against"
+    start, waits = f"{capitalize(metric)} against", any(run.waits_for_server for run in all_runs(methods))
     figures = [
         _compare_figure(f"{start} traffic, both directions (measured)", "traffic so far", methods,
                         lambda cost: cost.bytes, byte_unit),
         _compare_figure(f"{start} time in the field (modelled)", "time so far", methods,
                         lambda cost: cost.device_seconds, time_unit),
+        *[_compare_figure(f"{start} time with the wait for the server (modelled)", "time so far", methods,
+                          lambda cost: cost.round_seconds, time_unit)] * waits,
         _compare_figure(f"{start} energy of all devices (modelled)", "energy so far", methods,
                         lambda cost: cost.joules, energy_unit),
     ]  # fmt: skip

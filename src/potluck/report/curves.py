@@ -44,10 +44,14 @@ def score_figure(run: RunRecord) -> Markup:
     curves = run_curves(run)
     marks = [mark for series, curve in reversed(curves) for mark in _test_and_validation(series, curve)]
     solid = "Solid: mean over clients" if run.curve.on_clients else "Solid: test"
-    dashed = "; dashed: validation" if any(curve.best for _, curve in curves) else ""
+    dashed = "; dashed: validation" if any(_has_validation(curve) for _, curve in curves) else ""
     words = f"{solid}{dashed}. A click on a name hides it."
     chart = plot(marks, ROUND_AXIS, score_axis(run), f"{capitalize(metric_name(run))} over rounds")
     return figure(capitalize(metric_name(run)), chart, [series for series, _ in curves], words)
+
+
+def _has_validation(curve: LearningCurve) -> bool:
+    return any(point.validation.value is not None for point in curve.points)
 
 
 def _test_and_validation(series: Series, curve: LearningCurve) -> list[Mark]:

@@ -51,6 +51,8 @@ def make_record(
     tasks = list(log.tasks.values())
     name = text(manifest.get("name"), folder.name)
     score_lines = _last_per_round(scores)
+    scoring = _scoring(settings)
+    best_by = "test" if scoring.get("best") == "test" else "validation"
     return RunRecord(
         folder=folder,
         name=name,
@@ -63,8 +65,8 @@ def make_record(
         planned_rounds=integer(manifest.get("rounds")),
         classes=integer(manifest.get("classes")),
         clients=integer(manifest.get("clients")),
-        tiers=_tiers(manifest, score_lines, tasks),
-        curve=LearningCurve(tuple(_overall_scores(line) for line in score_lines)),
+        tiers=_tiers(manifest, score_lines, tasks, best_by),
+        curve=LearningCurve(tuple(_overall_scores(line) for line in score_lines), best_by),
         rounds=_rounds(log.rounds, tasks),
         transfers=tuple(log.transfers.values()),
         coverage=log.coverage,
@@ -72,7 +74,7 @@ def make_record(
         failures=_failures(tasks),
         warnings=tuple(log.warnings),
         settings=settings,
-        targets=_targets(settings),
+        targets=_targets(scoring),
         manifest=manifest,
     )
 
@@ -83,13 +85,17 @@ def _label(manifest: Json) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _targets(settings: str) -> tuple[float, ...]:
-    """The targets under [score] in the settings, without repeats; empty if the settings cannot be parsed."""
+def _scoring(settings: str) -> Json:
+    """What stands under [score] in the settings; empty if they cannot be parsed."""
     try:
-        parsed = tomllib.loads(settings)
+        return mapping(tomllib.loads(settings).get("score"))
     except (ValueError, RecursionError):
-        return ()
-    targets = map(number, sequence(mapping(parsed.get("score")).get("targets")))
+        return {}
+
+
+def _targets(scoring: Json) -> tuple[float, ...]:
+    """The target scores, without repeats."""
+    targets = map(number, sequence(scoring.get("targets")))
     return tuple(dict.fromkeys(target for target in targets if target is not None and -1 < target <= 1))
 
 
@@ -176,6 +182,7 @@ def _round(event: Json) -> RoundRecord:
         accepted=integer(event.get("accepted")),
         loss=number(event.get("loss")),
         device_seconds=number(event.get("device_seconds")),
+        round_seconds=number(event.get("round_seconds")),
         least_trained=None if least is None else int(least),
     )
 
@@ -198,15 +205,19 @@ def _rounds(records: dict[int, RoundRecord], tasks: list[TaskRecord]) -> tuple[R
     """Finished rounds with the cost of their tasks. Tasks of an unfinished round count only in the run's totals."""
     tasks_of: dict[int, list[TaskRecord]] = defaultdict(list)
     for task in tasks:
-        if task.client != SERVER:
-            tasks_of[task.round].append(task)
+        tasks_of[task.round].append(task)
     return tuple(_with_cost(records[index], tasks_of[index]) for index in sorted(records))
 
 
-def _with_cost(record: RoundRecord, tasks: list[TaskRecord]) -> RoundRecord:
+def _with_cost(record: RoundRecord, all_tasks: list[TaskRecord]) -> RoundRecord:
+    tasks = [task for task in all_tasks if task.client != SERVER]
+    slowest = _slowest_client(tasks) if record.device_seconds is None else record.device_seconds
+    own = sum(task.modelled_seconds or 0.0 for task in all_tasks if task.client == SERVER)
+    waited = None if slowest is None else slowest + own
     return replace(
         record,
-        device_seconds=_slowest_client(tasks) if record.device_seconds is None else record.device_seconds,
+        device_seconds=slowest,
+        round_seconds=waited if record.round_seconds is None else record.round_seconds,
         bytes_down=sum_known(task.bytes_down for task in tasks),
         bytes_up=sum_known(task.bytes_up for task in tasks),
         joules=sum_known(task.joules for task in tasks),
@@ -228,7 +239,7 @@ def _last_per_round(scores: Sequence[Json]) -> list[Json]:
     return [last[index] for index in sorted(last)]
 
 
-def _tiers(manifest: Json, scores: list[Json], tasks: list[TaskRecord]) -> tuple[TierRecord, ...]:
+def _tiers(manifest: Json, scores: list[Json], tasks: list[TaskRecord], best_by: str) -> tuple[TierRecord, ...]:
     """The tiers of the manifest in its order, then all others that were scored or did work, such as the server."""
     declared = {text(tier.get("name")): tier for tier in map(mapping, sequence(manifest.get("tiers")))}
     tasks_of: dict[str, list[TaskRecord]] = defaultdict(list)
@@ -236,10 +247,10 @@ def _tiers(manifest: Json, scores: list[Json], tasks: list[TaskRecord]) -> tuple
         tasks_of[task.tier].append(task)
     scored = [name for line in scores for name in mapping(line.get("tiers"))]
     names = dict.fromkeys([*declared, *scored, *tasks_of])
-    return tuple(_tier(name, declared.get(name, {}), scores, tasks_of[name]) for name in names)
+    return tuple(_tier(name, declared.get(name, {}), scores, tasks_of[name], best_by) for name in names)
 
 
-def _tier(name: str, declared: Json, scores: list[Json], tasks: list[TaskRecord]) -> TierRecord:
+def _tier(name: str, declared: Json, scores: list[Json], tasks: list[TaskRecord], best_by: str) -> TierRecord:
     lines = [
         (integer(line.get("round")) or 0, mapping(mapping(line.get("tiers")).get(name)), line.get("metric"))
         for line in scores
@@ -253,7 +264,7 @@ def _tier(name: str, declared: Json, scores: list[Json], tasks: list[TaskRecord]
         parameters=integer(declared.get("parameters")),
         width=_model_size(declared.get("width")),
         depth=_model_size(declared.get("depth")),
-        curve=LearningCurve(points),
+        curve=LearningCurve(points, best_by),
         totals=TaskTotals.of(tasks),
         accepted=TaskTotals.of([task for task in tasks if task.outcome == "accepted"]),
     )

@@ -72,6 +72,8 @@ class LearningCurve:
     """Scores over the rounds, in order."""
 
     points: tuple[RoundScores, ...] = ()
+    best_by: str = "validation"
+    """What chooses the best round: "validation", or "test" if the run's settings ask for it."""
 
     @property
     def final(self) -> RoundScores | None:
@@ -80,9 +82,11 @@ class LearningCurve:
 
     @property
     def best(self) -> RoundScores | None:
-        """The first round with the highest validation score."""
-        scores = [(point.validation.value, point) for point in self.points if point.validation.value is not None]
-        return max(scores, key=lambda pair: pair[0])[1] if scores else None
+        """The first round with the highest validation score; with `best_by = "test"`, with the highest test score."""
+        by_test = self.best_by == "test"
+        scores = [(point.score if by_test else point.validation.value, point) for point in self.points]
+        known = [(score, point) for score, point in scores if score is not None]
+        return max(known, key=lambda pair: pair[0])[1] if known else None
 
     @property
     def last_local(self) -> RoundScores | None:
@@ -215,6 +219,8 @@ class RoundRecord:
     loss: float | None = None
     device_seconds: float | None = None
     """Modelled time of the slowest device: how long the round would take on real devices."""
+    round_seconds: float | None = None
+    """The same with the wait for the server: plus the modelled time of the server's own tasks."""
     bytes_down: float | None = None
     bytes_up: float | None = None
     joules: float | None = None
@@ -315,6 +321,16 @@ class RunRecord:
     def device_seconds(self) -> float | None:
         """Modelled time on real devices: the slowest device of each round, summed."""
         return sum_known(record.device_seconds for record in self.rounds)
+
+    @property
+    def round_seconds(self) -> float | None:
+        """Modelled time with the wait for the server: the slowest device and the server's own tasks of each round."""
+        return sum_known(record.round_seconds for record in self.rounds)
+
+    @property
+    def waits_for_server(self) -> bool:
+        """Whether the server has work of its own that takes time."""
+        return (self.round_seconds or 0.0) > (self.device_seconds or 0.0)
 
     @property
     def seconds(self) -> float | None:

@@ -12,7 +12,7 @@ from potluck.report.features import features_section, parse_features
 from potluck.report.html import Markup, card, cards, charts, collapsible, join, note, section, table, tag
 from potluck.report.records import LearningCurve, RunRecord
 from potluck.report.sentences import privacy_guarantee
-from potluck.report.summary import capitalize, metric_format, overall_name
+from potluck.report.summary import best_heading, capitalize, metric_format, overall_name
 from potluck.report.transfer import transfer_section
 from potluck.report.units import GAP, MetricFormat, format_bytes, format_count, format_joules, format_seconds
 
@@ -67,11 +67,12 @@ def _headline(run: RunRecord) -> Markup:
     totals = run.totals
     down, up = f"{format_bytes(totals.bytes_down)} down", f"{format_bytes(totals.bytes_up)} up"
     field_time, here = format_seconds(run.device_seconds), format_seconds(run.seconds)
+    with_wait = [f"{format_seconds(run.round_seconds)} with the wait for the server"] * run.waits_for_server
     return cards(
         _score_card(run),
         _clients_card(run),
         card("Traffic (measured)", format_bytes(totals.bytes), down, up),
-        card("Time in the field (modelled)", field_time, "slowest device of every round, summed"),
+        card("Time in the field (modelled)", field_time, "slowest device of every round, summed", *with_wait),
         card("Energy (modelled)", format_joules(totals.joules), "all devices together"),
         card("Time here (measured)", here, f"{run.rounds_done} rounds on the machine that ran this"),
     )
@@ -83,7 +84,8 @@ def _score_card(run: RunRecord) -> Markup:
     title = f"{capitalize(metric.name)}, mean over clients" if curve.on_clients else f"Test {metric.name}"
     lines = [f"after round {final.round}" if final else "no scores yet"]
     if best and best.score is not None:
-        lines.append(f"{metric.format(best.score)} at round {best.round}, chosen by validation")
+        how = "best round by the test set" if curve.best_by == "test" else "chosen by validation"
+        lines.append(f"{metric.format(best.score)} at round {best.round}, {how}")
     if last_local and last_local.local.mean is not None:
         lines.append(f"local: {metric.format(last_local.local.mean)}, each client's own examples and classes")
     if (last := curve.last_personal) and last.personal.mean is not None:
@@ -106,7 +108,7 @@ def _clients_card(run: RunRecord) -> Markup:
 
 def _tier_table(run: RunRecord) -> Markup:
     """Scores per tier and over its clients."""
-    head = ["", "clients", "parameters", "final", "by validation", "client mean ± sd", "worst tenth"]
+    head = ["", "clients", "parameters", "final", best_heading(run), "client mean ± sd", "worst tenth"]
     metric = metric_format(run)
     rows = [
         [tier.name, format_count(tier.clients), format_count(tier.parameters) if tier.parameters is not None else "",

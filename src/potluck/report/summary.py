@@ -47,6 +47,8 @@ class CostSoFar:
     bytes_down: float = 0.0
     bytes_up: float = 0.0
     device_seconds: float = 0.0
+    round_seconds: float = 0.0
+    """With the wait for the server."""
     joules: float = 0.0
 
     @property
@@ -63,6 +65,7 @@ def costs_so_far(run: RunRecord) -> dict[int, CostSoFar]:
             cost.bytes_down + (record.bytes_down or 0.0),
             cost.bytes_up + (record.bytes_up or 0.0),
             cost.device_seconds + (record.device_seconds or 0.0),
+            cost.round_seconds + (record.round_seconds or 0.0),
             cost.joules + (record.joules or 0.0),
         )
         costs[record.number] = cost
@@ -246,7 +249,9 @@ def _row(label: str, runs: list[RunRecord], aims: Sequence[float], with_average:
         "personal": mean_sd(run.curve.last_personal.personal.mean if run.curve.last_personal else None for run in runs),
         "own mix": mean_sd(run.curve.last_personal.own_mix.mean if run.curve.last_personal else None for run in runs),
         "commonest": mean_sd(run.curve.last_personal.commonest if run.curve.last_personal else None for run in runs),
+        "best_by": best_by(*runs),
         "best": mean_sd(run.curve.best.score if run.curve.best else None for run in runs),
+        "best_round": mean_sd(float(run.curve.best.round) if run.curve.best else None for run in runs),
         "tiers": {
             name: mean_sd(_final_score(tier.curve if (tier := run.tier(name)) else None) for run in runs)
             for name in tier_names(runs)
@@ -259,8 +264,21 @@ def _row(label: str, runs: list[RunRecord], aims: Sequence[float], with_average:
         "bytes": mean_sd(run.totals.bytes for run in runs),
         "flops": mean_sd(run.totals.flops for run in runs),
         "device_seconds": mean_sd(run.device_seconds for run in runs),
+        "round_seconds": mean_sd(run.round_seconds for run in runs),
         "joules": mean_sd(run.totals.joules for run in runs),
     }
+
+
+def best_by(*runs: RunRecord) -> str:
+    """What chose the best round of these runs: "validation" or "test"; "several" if runs differ."""
+    found = {run.curve.best_by for run in runs}
+    return found.pop() if len(found) == 1 else "several"
+
+
+def best_heading(*runs: RunRecord) -> str:
+    """The heading over scores of best rounds, which says what chose them."""
+    headings = {"validation": "by validation", "test": "best round by the test set"}
+    return headings.get(best_by(*runs), "best round")
 
 
 def _final_score(curve: LearningCurve | None) -> float | None:

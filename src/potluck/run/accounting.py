@@ -35,13 +35,13 @@ class CostAccounting:
     def __init__(self, journal: Journal, zoo: Zoo) -> None:
         self.journal, self.zoo = journal, zoo
 
-    def round(self, progress: Progress, session: RoundSession, cohort: Sequence[Client], seconds: float) -> None:
+    def round(self, progress: Progress, session: RoundSession, clients: Sequence[Client], seconds: float) -> None:
         """Records a committed round: its tasks, then the round itself."""
-        slowest = self.tasks(progress, session.entries, cohort)
+        slowest, own = self.tasks(progress, session.entries, clients)
         came = {entry.task.to for entry in session.entries if entry.verdict == "accepted"}
-        progress.seen |= {client.tier.name: progress.done for client in cohort if client.id in came}
+        progress.seen |= {client.tier.name: progress.done for client in clients if client.id in came}
         self._count_units(progress, session.held)
-        _add(progress.totals, device_seconds=slowest, seconds=seconds)
+        _add(progress.totals, device_seconds=slowest, round_seconds=slowest + own, seconds=seconds)
         losses = [loss for entry in session.entries if entry.task.to != SERVER and (loss := _loss(entry)) is not None]
         event = {
             "event": "round",
@@ -52,26 +52,29 @@ class CostAccounting:
             "coverage": session.coverage,
             "loss": sum(losses) / len(losses) if losses else None,
             "device_seconds": slowest,
+            "round_seconds": slowest + own,
         }
         if progress.trained:
             event["least"] = min(min(counts) for counts in progress.trained.values())
         self.journal.append(event)
 
-    def tasks(self, progress: Progress, entries: Sequence[LedgerEntry], cohort: Sequence[Client]) -> float:
-        """Computes the cost of tasks and writes a line for each. Returns the seconds of the slowest device.
+    def tasks(
+        self, progress: Progress, entries: Sequence[LedgerEntry], clients: Sequence[Client]
+    ) -> tuple[float, float]:
+        """Computes the cost of tasks and writes a line for each; returns the slowest device's seconds and the server's.
 
-        The server's own work has separate totals.
+        Each does its tasks one after the other. The server's own work has separate totals.
         """
-        tiers = {client.id: client.tier for client in cohort}
-        slowest = 0.0
+        tiers = {client.id: client.tier for client in clients}
+        spent: dict[str, float] = {}
         for entry in entries:
             tier, cost = tiers.get(entry.task.to), _wire_cost(entry)
             paid = price(cost, profile(tier.profile if tier else "server"))
             self.journal.append(_line(progress.done, entry, cost, tier, paid))
+            spent[entry.task.to] = spent.get(entry.task.to, 0.0) + paid.seconds
             if entry.task.to == SERVER:
                 _add(progress.totals, server_flops=cost.flops, server_joules=paid.joules)
                 continue
-            slowest = max(slowest, paid.seconds)
             _add(
                 progress.totals,
                 bytes_down=cost.bytes_down,
@@ -79,7 +82,8 @@ class CostAccounting:
                 flops=cost.flops,
                 joules=paid.joules,
             )
-        return slowest
+        own = spent.pop(SERVER, 0.0)
+        return max(spent.values(), default=0.0), own
 
     def coverage(self, progress: Progress) -> None:
         """Records how often each unit was trained so far."""

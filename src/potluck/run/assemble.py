@@ -33,7 +33,7 @@ from potluck.data import Federation, Source, load, load_public
 from potluck.engines import ENGINES, ClientData, Engine, RoundSession, SimulationContext
 from potluck.fleet import Budget, Population, profile, widest_that_fits
 from potluck.learn import Classify, NextToken, Regress, Tag
-from potluck.models import ModelZoo, check, make_spec, tier_spec
+from potluck.models import ModelZoo, check, make_spec, tier_spec, widths_by_group
 from potluck.run import config, privacy
 from potluck.run.settings import Experiment, TierSettings
 
@@ -91,7 +91,7 @@ class Setup:
 
         cohort, context, population = self.cohort(index), self.context, self.population
         return Round(
-            *(index, cohort, population.clients, context.zoo, context.seed, session.send, session.fold, recruit),
+            *(index, cohort, population.present, context.zoo, context.seed, session.send, session.fold, recruit),
             everyone=partial(population.everyone, index),
         )
 
@@ -135,9 +135,10 @@ def assemble(experiment: Experiment, source: Source | None = None, method: Any =
     _refuse_unlabelled(method, experiment)
     federation = Federation(source, experiment.data, experiment.seed, load_public(experiment.data))
     full, tiers = networks(experiment, source, federation.samples)
-    check(full, [tier.spec for tier in tiers])
+    present = [tier for tier in tiers if not tier.absent]
+    check(full, [tier.spec for tier in present])
     where, run = hardware(experiment), experiment.run
-    zoo = ModelZoo(full, tiers, len(federation.public), where)
+    zoo = ModelZoo(full, present, len(federation.public), where)
     population = Population(tiers, federation.clients, experiment.fleet, experiment.seed)
     method.check(zoo)
     datasets, problem = FederationDatasets(federation, population), _problem(source, zoo, experiment)
@@ -222,11 +223,15 @@ def _tier(settings: TierSettings, full: Spec, source: Source, experiment: Experi
     base = full if settings.model is None else _spec(settings.model, source, where)
     try:
         base = tier_spec(base, depth=settings.depth)
-        width = settings.width if settings.width != "fit" else _widest_fit(settings, base, experiment, samples)
+        given = settings.width if settings.width != "fit" else _widest_fit(settings, base, experiment, samples)
+        width = None if given is None else widths_by_group(base, given)
         spec = tier_spec(base, width)
     except SettingsError as fault:
         raise SettingsError(f"{where}: {fault}") from None
-    return Tier(settings.name, settings.share, width, settings.depth, spec, settings.profile)
+    return Tier(
+        *(settings.name, settings.share, width, settings.depth, spec, settings.profile),
+        *(settings.server_lr, settings.absent),
+    )
 
 
 def _widest_fit(settings: TierSettings, base: Spec, experiment: Experiment, samples: int) -> float:

@@ -29,10 +29,10 @@ def compare(
 ) -> list[Result]:
     """Runs several methods over several seeds on the same data, clients and cohorts; each run has its own folder.
 
-    If the experiment has variants, every method runs under each variant, unless `only` lists other methods for it. A
-    finished run is not repeated; an interrupted run is resumed.
+    If the experiment has variants, every method runs under each variant, unless `only` lists other methods for it.
+    `changes` has settings of its own for a method. A finished run is not repeated; an interrupted run is resumed.
     """
-    plans = _plans(experiment, methods, list(seeds))
+    plans = plan_runs(experiment, methods, list(seeds))
     results = []
     try:
         for label, one in plans:
@@ -45,11 +45,13 @@ def compare(
     return results
 
 
-def _plans(
+def plan_runs(
     experiment: Experiment, methods: Sequence[Mapping[str, Any]], seeds: Sequence[int]
 ) -> list[tuple[str, Experiment]]:
     """All runs with their labels. All are checked before the first one starts."""
     found = []
+    for name in experiment.compare.changes:
+        config.method_class(name, "compare.changes: ")
     for variant, changes in (experiment.compare.variants or {"": ()}).items():
         where = f"compare.variants '{variant}'"
         base = (
@@ -60,8 +62,15 @@ def _plans(
         for method in methods:
             config.method(method, base.local, "methods")
         chosen = [method for method in methods if _runs_under(variant, method, experiment)]
+        changed = {
+            name: config.apply_changes(base, own, f"compare.changes '{name}'")
+            for name, own in experiment.compare.changes.items()
+        }
         for seed in seeds:
-            found += [(_label(method, variant), base.with_method(method, seed)) for method in chosen]
+            found += [
+                (_label(method, variant), changed.get(str(method["name"]), base).with_method(method, seed))
+                for method in chosen
+            ]
     _refuse_idle(methods, [one for _, one in found])
     folders = {(slug(label), one.seed) for label, one in found}
     if len(folders) < len(found):

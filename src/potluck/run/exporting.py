@@ -76,6 +76,8 @@ def _client_model(setup: Setup, state: Any, id: str, kept: tuple[int, bytes] | N
         who = setup.population.client(setup.population.index(id), 0)
     except ValueError as fault:
         raise SettingsError(f"--client {id}: {fault}.") from None
+    if who.tier.absent:
+        raise InputError(f"client {id} has no model: its tier '{who.tier.name}' is absent in this run.")
     context = setup.context
     served: Model | None = context.method.serve(state, who, context.zoo)
     memory = read_memory(id, kept[1]) if kept else {}

@@ -19,6 +19,8 @@ class Result:
     scores: Mapping[str, Any]
     """The last scores: ``global``, ``tiers``, ``clients``, and the name of the main score, ``metric``."""
     totals: Mapping[str, float]
+    """Costs of the whole run. Modelled time: ``device_seconds``, the slowest device of each round, summed, and
+    ``round_seconds``, with the wait for the server's own work."""
     weights_sha256: str
     privacy: Mapping[str, Any] | None = None
     """The privacy guarantee; None without [privacy]."""
@@ -55,6 +57,7 @@ class Result:
             "bytes_up": int(totals.get("bytes_up", 0)),
             "seconds": totals.get("seconds", 0.0),
             "device_seconds": totals.get("device_seconds", 0.0),
+            "round_seconds": totals.get("round_seconds", 0.0),
             "joules": totals.get("joules", 0.0),
             "weights_sha256": self.weights_sha256,
             **({"privacy": dict(self.privacy)} if self.privacy else {}),

@@ -106,7 +106,8 @@ def scored_clients(setup: Setup, done: int) -> list[Client]:
     picked = numpy_stream(setup.experiment.seed, "scored").choice(
         population.clients, count, replace=False, shuffle=False
     )
-    return [population.client(int(index), done) for index in sorted(picked)]
+    clients = (population.client(int(index), done) for index in sorted(picked))
+    return [client for client in clients if not client.tier.absent]
 
 
 def _tasks(

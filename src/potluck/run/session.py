@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from potluck.core import SettingsError, UserError, display_name, facts_of, settings, stream
+from potluck.core import SettingsError, UserError, display_name, facts_of, settings, stream, to_plain
 from potluck.data import Source
 from potluck.ledger import LedgerError, RunFolder, planned_rounds, read_regular
 from potluck.run import config, privacy, toml
@@ -211,7 +211,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "status": "running",
         "classes": setup.classes,
-        "clients": setup.population.clients,
+        "clients": setup.population.present,
         "cohort": experiment.cohort,
         "tiers": [
             {
@@ -220,7 +220,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
                 "clients": counts[tier.name],
                 "profile": tier.profile,
                 "parameters": zoo.cost(tier.spec, 1).parameters,
-                "width": tier.width,
+                "width": to_plain(tier.width),
                 "depth": tier.depth,
             }
             for tier in zoo.tiers

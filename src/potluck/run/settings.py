@@ -22,18 +22,25 @@ class TierSettings:
     share: float = 1.0
     """Its share of the clients, relative to the other tiers' shares."""
     width: float | dict[str, float] | Literal["fit"] | None = None
-    """The fraction of each layer's units that it can train, for all layers or by axis group. "fit": the largest of
-    fleet.widths that a device of its profile can train."""
+    """The fraction of each layer's units that it can train, for all layers or by axis group ("layer*.qk" stands for
+    that group of every layer). "fit": the largest of fleet.widths that a device of its profile can train."""
     depth: int | tuple[int, ...] | None = None
     """The number of blocks that it can train; one number per stage if the family has stages."""
     model: dict[str, Any] | None = None
     """Its own architecture instead of a part of [model]; written like [model]."""
     profile: str = "laptop"
     """The device profile for its costs: `potluck list profiles`."""
+    server_lr: float | None = None
+    """The learning rate of the server's rule (method.server) for this tier's network; None: the rule's own. Under
+    InclusiveFL every tier has a network on the server. Methods with one network there take the rate of its tier."""
+    absent: bool = False
+    """Its clients never take part, nor does their data; all others keep the data they would have with this tier."""
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1e9:
             raise ValueError(f"tier '{self.name}' has share = {self.share}; give a number above 0, at most 1e9")
+        if self.server_lr is not None and not 0 < self.server_lr <= 1e9:
+            raise ValueError(f"tier '{self.name}' has server_lr = {self.server_lr}; give a number above 0")
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,9 @@ class Scoring:
     """At the end, compare the features of the tiers' networks on test rows, stage by stage, for the report."""
     plane: Literal["pca", "tsne"] = "pca"
     """How the report draws these features in the plane: their first two principal components, or t-SNE."""
+    best: Literal["validation", "test"] = "validation"
+    """What chooses the best round in tables and reports. validation: the validation set. test: the test set itself, as
+    papers that report "best over rounds" do; such a score is too high, so tables say so."""
     targets: tuple[float, ...] = ()
     """Test scores for which tables and reports count the rounds needed: [0.85] is 85 %. Empty: 50, 80, 90 and 95 %.
     Tables in the terminal show only the first."""
@@ -161,6 +171,9 @@ class Comparison:
     """Variants by name: the settings that each changes, written like --set. Every method runs under every variant."""
     only: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """The methods that run under a variant, if not all do: methods may need different kinds of tiers."""
+    changes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Settings that are changed for a method, by its name, written like --set: a method may need tiers of another kind
+    (widths for HeteroFL, depths for InclusiveFL). They come after those of a variant."""
 
     def __post_init__(self) -> None:
         if odd := self.only.keys() - self.variants.keys():
@@ -199,6 +212,8 @@ class Experiment:
                 raise ValueError(f"{name} = {getattr(self, name)} is below {low}")
         if not self.tier:
             raise ValueError("there is no [[tier]]; leave the list out for one tier of equal devices")
+        if all(tier.absent for tier in self.tier):
+            raise ValueError("every [[tier]] is absent; leave absent = true out of one of them")
 
     def plain(self) -> dict[str, Any]:
         """Every setting as plain values."""

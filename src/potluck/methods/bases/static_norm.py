@@ -75,13 +75,22 @@ class StaticBatchNorm(SubmodelAssignment):
         arrays = {name: tensor for name, tensor in device.snapshot(net).items() if name in kept}
         return Reply(arrays=arrays, weight=float(batches))
 
-    def personal_net(self, model: Model, fit: Fit, device: Device) -> nn.Module:
-        """The trained network with batch-norm statistics of the client's own data."""
+    def personal_start(self, task: Task, device: Device) -> Model:
+        """The model that was sent, without the gathered statistics: clients train static batch norm."""
+        model = super().personal_start(task, device)
         if model.spec.options.get("norm") != "counted":
+            return model
+        kept, static = device.zoo.buffers(model.spec), {**model.spec.options, "norm": "static"}
+        arrays = {name: tensor for name, tensor in model.arrays.items() if name not in kept}
+        return Model(replace(model.spec, options=static), arrays)
+
+    def personal_net(self, model: Model, fit: Fit, device: Device) -> nn.Module:
+        """The trained network, with batch-norm statistics of the client's own data."""
+        twin = device.zoo.counting(model.spec)
+        if self.bn_eval == "batch" or twin == model.spec:
             return super().personal_net(model, fit, device)
-        fresh, trained = device.zoo.fresh(model.spec, device.rng).arrays, device.snapshot(fit.net)
-        kept = device.zoo.buffers(model.spec)
-        net = device.build(Model(model.spec, {name: (fresh if name in kept else trained)[name] for name in trained}))
+        fresh = device.zoo.fresh(twin, device.rng).arrays
+        net = device.build(Model(twin, {**fresh, **device.snapshot(fit.net)}))
         device.gather_statistics(net, device.data, self.local.batch)
         return net
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 import torch
 
-from potluck.core import Client, Facts, Model, Spec, Zoo
+from potluck.core import Client, Facts, Model, Spec, Tier, Zoo
 from potluck.methods.bases.submodels import SubmodelAssignment
 from potluck.parts import WHOLE, Part, Place
 
@@ -36,29 +36,36 @@ class UnequalNetworks(SubmodelAssignment):
         full = model.arrays
         pool = dict(full)
         for tier in zoo.tiers:
-            own = zoo.fresh(tier.spec, rng).arrays
-            for name, place in tensor_places(self.share, tier.spec, zoo).places.items():
+            spec = self.network(tier, zoo)
+            own = zoo.fresh(spec, rng).arrays
+            for name, place in tensor_places(self.share, spec, self.target(zoo), zoo).places.items():
                 alike = name in full and full[name].shape == own[name].shape
                 pool.setdefault(place.name, full[name] if alike else own[name])
         return Model(model.spec, pool)
 
+    def network(self, tier: Tier, zoo: Zoo) -> Spec:
+        """The network that a tier trains, unless all train the full one."""
+        return tier.spec
+
     def submodel_for(self, client: Client, zoo: Zoo) -> tuple[Spec, Part]:
         if self.share == "whole":
             return self.target(zoo), WHOLE
-        return client.tier.spec, tensor_places(self.share, client.tier.spec, zoo)
+        spec = self.network(client.tier, zoo)
+        return spec, tensor_places(self.share, spec, self.target(zoo), zoo)
 
     def buffers(self, zoo: Zoo) -> frozenset[str]:
         if self.share == "whole":
             return super().buffers(zoo)
-        places = {tier.spec: tensor_places(self.share, tier.spec, zoo) for tier in zoo.tiers}
+        specs = {self.network(tier, zoo) for tier in zoo.tiers}
+        places = {spec: tensor_places(self.share, spec, self.target(zoo), zoo) for spec in specs}
         return frozenset(part.place(name).name for spec, part in places.items() for name in zoo.buffers(spec))
 
 
 @lru_cache(maxsize=256)
-def tensor_places(share: str, spec: Spec, zoo: Zoo) -> Part:
-    """A network's tensors on the server: under their own name or, if the full network uses it, under another."""
-    shapes, full = zoo.shapes(spec), zoo.shapes(zoo.full)
-    if share == "per_arch" and spec != zoo.full:
+def tensor_places(share: str, spec: Spec, target: Spec, zoo: Zoo) -> Part:
+    """A network's tensors on the server: under their own name or, if the server's network uses it, under another."""
+    shapes, full = zoo.shapes(spec), zoo.shapes(target)
+    if share == "per_arch" and spec != target:
         return Part({name: Place(f"{name} of {spec.key}") for name in shapes})
     return Part(
         {name: Place(name if full.get(name) == shape else f"{name} {list(shape[0])}") for name, shape in shapes.items()}

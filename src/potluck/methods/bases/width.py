@@ -32,7 +32,8 @@ class WidthTiers(Averaging):
     rounding: Literal["ceil", "floor"] = "ceil"
     """How a share of a group's units is rounded: every released code rounds up, the FedRolex paper rounds down."""
     scaler: bool = True
-    """Divide activations by the width in training, if the network has scaler layers."""
+    """Divide activations by the width in training, if the network has scaler layers. With a width for each axis
+    group, a layer's outputs are divided by that of their own group."""
 
     facts = Facts(networks="width")
 
@@ -65,11 +66,11 @@ class WidthTiers(Averaging):
         return replace(tier.spec, sizes=sizes)
 
     def with_scaler(self, spec: Spec, client: Client, zoo: Zoo) -> Spec:
-        """The network for training, with the scaler for its width."""
+        """The network for training, with the scaler for its width, or for the width of each axis group."""
         width = client.tier.width
-        if not self.scaler or not isinstance(width, int | float) or width == 1 or "scaler" not in spec.options:
+        if not self.scaler or width is None or width == 1 or "scaler" not in spec.options:
             return spec
-        return zoo.scaled(spec, float(width))
+        return zoo.scaled(spec, width if isinstance(width, Mapping) else float(width))
 
     def weigh(self, reply: Reply, zoo: Zoo) -> Weight:
         if self.weighting not in ("width", "updates_width"):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from potluck.core import Arrays, Client, Facts, Spec, Zoo
 from potluck.methods.bases.private_head import HEAD, PrivateHead
-from potluck.parts import WHOLE, OverlapMean, Part, Place
+from potluck.parts import WHOLE, OverlapMean, Part, Place, add_steps, batches
 
 Shape: TypeAlias = "tuple[tuple[int, ...], torch.dtype]"
 
@@ -87,10 +87,14 @@ def add_momentum(
 ) -> Arrays:
     """The target of each tier's step: its clients' mean; in the last block, with a share of momentum."""
     target = dict(mean)
-    for tier in tiers if share else ():
-        for name in tier.teachers if tier.spec in present else ():
-            step = share * momentum[name] + (1 - share) * (mean[name] - whole[name])
-            target[name] = torch.where(step == 0, whole[name], whole[name] + step)
+    taught = [name for tier in tiers if tier.spec in present for name in tier.teachers]
+    for names in batches(taught if share else (), whole):
+        old = [whole[name] for name in names]
+        own = torch._foreach_sub([mean[name] for name in names], old)
+        torch._foreach_mul_(own, 1 - share)
+        steps = torch._foreach_mul([momentum[name] for name in names], share)
+        torch._foreach_add_(steps, own)
+        target.update(zip(names, add_steps(old, steps), strict=True))
     return target
 
 
@@ -99,27 +103,36 @@ def next_momentum(
 ) -> Arrays:
     """Momentum for the next round: the mean step of the larger tier's blocks; if that tier is absent, the old one."""
     found = dict(momentum)
-    for tier, larger in pairwise(tiers):
-        for name, sources in tier.teachers.items() if larger.spec in present else ():
-            found[name] = torch.stack([target[source] - whole[source] for source in sources]).mean(0)
+    taught = {
+        name: sources
+        for tier, larger in pairwise(tiers)
+        if larger.spec in present
+        for name, sources in tier.teachers.items()
+    }
+    teachers = dict.fromkeys(source for sources in taught.values() for source in sources)
+    steps: dict[str, Tensor] = {}
+    for names in batches(teachers, whole):
+        moved = torch._foreach_sub([target[name] for name in names], [whole[name] for name in names])
+        steps.update(zip(names, moved, strict=True))
+    for name, sources in taught.items():
+        found[name] = torch.stack([steps[source] for source in sources]).mean(0)
     return found
 
 
 def average_shared(arrays: Arrays, weights: Mapping[Spec, float], tiers: Sequence[DepthTier]) -> Arrays:
     """Averages shared tensors over the tiers that have them. Absent tiers have weight zero, but get the mean."""
-    owners: dict[tuple[str, Shape], list[DepthTier]] = {}
+    owners: dict[tuple[str, Shape], list[str]] = {}
     for tier in tiers:
-        for tensor in tier.shared:
-            owners.setdefault(tensor, []).append(tier)
-    out = dict(arrays)
-    for tensor, several in owners.items():
-        places = [tier.shared[tensor] for tier in several]
-        if len(several) > 1 and any(tier.spec in weights for tier in several):
-            mean = OverlapMean({"": arrays[places[0]]})
-            for tier, place in zip(several, places, strict=True):
-                mean.add({"": arrays[place]}, WHOLE, weights.get(tier.spec, 0.0))
-            out |= dict.fromkeys(places, mean.value()[""])
-    return out
+        for tensor, place in tier.shared.items():
+            owners.setdefault(tensor, []).append(place)
+    # A shared tensor is known by its name in the smallest tier that has it.
+    first = {place: places[0] for places in owners.values() for place in places if len(places) > 1}
+    mean = OverlapMean({name: arrays[name] for name in first.values()})
+    for tier in tiers:
+        own = {first[place]: arrays[place] for place in tier.shared.values() if place in first}
+        mean.add(own, WHOLE, weights.get(tier.spec, 0.0))
+    means = mean.value()
+    return {**arrays, **{place: means[name] for place, name in first.items() if mean.covered(name) is not False}}
 
 
 def block_count(spec: Spec, zoo: Zoo) -> int:

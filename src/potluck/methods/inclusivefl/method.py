@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -47,7 +47,7 @@ from potluck.methods.inclusivefl.depth_tiers import (
     block_count,
     next_momentum,
 )
-from potluck.parts import Adam, AdamW, OverlapMean, Rule, Slots
+from potluck.parts import Adam, AdamW, OverlapMean, Rule, Slots, batches
 
 PAPER, CODE = Adam(lr=0.03), AdamW(lr=5e-5)
 """The default optimiser on the server, under each profile."""
@@ -72,7 +72,8 @@ class InclusiveFL(DepthTiers):
     weighting: Literal["samples", "uniform"] = "uniform"
     """The weight of a client in its tier, and of a tier among tiers; always by samples under profile "code"."""
     server: Rule = PAPER
-    """The server rule for each tier. By default, profile "code" takes AdamW with a learning rate of 5e-5."""
+    """The server rule for each tier; a tier's server_lr replaces its rate. By default, profile "code" takes AdamW with
+    a learning rate of 5e-5."""
     profile: Literal["paper", "code"] = "paper"
     """paper: local training, and Adam on the server; code: one step of AdamW on the clients' mean gradient."""
     borrow: float = 0.2  # beta in the paper
@@ -81,11 +82,8 @@ class InclusiveFL(DepthTiers):
     """Compute momentum from steps with their own momentum share (post, the paper's algorithm), or without it (pre)."""
     share_layers: bool = True
     """Average layers over tiers. If False, tiers learn from each other only through momentum."""
-    rates: tuple[float, ...] = ()
-    """The server's learning rate for each tier, smallest tier first; empty: the server rule's rate for all."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rates", tuple(self.rates))
         if not 0 <= self.borrow <= 1:
             raise ValueError(f"method.borrow = {self.borrow} must be from 0 to 1")
         if self.profile == "code":
@@ -95,11 +93,6 @@ class InclusiveFL(DepthTiers):
             raise ValueError(
                 'method.private = "head" needs profile = "paper": under "code" clients do not train. '
                 'Set method.profile = "paper" or method.private = "none"'
-            )
-        if self.rates and self.server.name == "replace":
-            raise ValueError(
-                f'method.rates = {list(self.rates)} needs a server rule with a learning rate; "replace" has none. '
-                "Choose another method.server, or leave method.rates out"
             )
 
     def init(self, zoo: Zoo, rng: torch.Generator) -> InclusiveState:
@@ -131,12 +124,10 @@ class InclusiveFL(DepthTiers):
 
     def step_tiers(self, whole: Arrays, mean: MomentumMean, slots: Slots, zoo: Zoo) -> tuple[Arrays, Slots]:
         """Every tier's network after its optimiser's step; the network of an absent tier stays."""
-        out = dict(whole)
-        for number, tier in enumerate(self.tiers(zoo)):
-            rule: Any = self.server
-            if self.rates:
-                rule = replace(rule, lr=self.rates[number])
-            stepped, slots = rule({name: whole[name] for name in tier.names}, mean, slots, self.buffers(zoo))
+        out, buffers = dict(whole), self.buffers(zoo)
+        for tier in self.tiers(zoo):
+            rule = self.server_rule(tier.spec, zoo)
+            stepped, slots = rule({name: whole[name] for name in tier.names}, mean, slots, buffers)
             out |= {name: stepped[name] for name in tier.names}
         return out, slots
 
@@ -158,9 +149,11 @@ class InclusiveFL(DepthTiers):
         if self.profile == "paper":
             return reply
         model, rate = reply.models["model"], self.local.rate(device.round)
-        arrays = dict(model.arrays)
-        for name, slope in (fit.gradient or {}).items():
-            arrays[name] = arrays[name] - rate * slope
+        gradient, arrays = dict(fit.gradient or {}), dict(model.arrays)
+        for names in batches(gradient, arrays):
+            steps = torch._foreach_mul([gradient[name] for name in names], rate)
+            moved = torch._foreach_sub([arrays[name] for name in names], steps)
+            arrays.update(zip(names, moved, strict=True))
         return replace(reply, models={"model": Model(model.spec, arrays)})
 
     def check(self, zoo: Zoo) -> None:
@@ -175,5 +168,3 @@ class InclusiveFL(DepthTiers):
                     f"InclusiveFL needs tiers of one network that differ in depth alone; '{names[small.spec]}' is not "
                     f"the bottom of '{names[large.spec]}'. Give each [[tier]] a depth of its own, and no width."
                 )
-        if self.rates and len(self.rates) != len(tiers):
-            raise SettingsError(f"method.rates = {list(self.rates)} must hold a rate for each of {len(tiers)} tiers.")

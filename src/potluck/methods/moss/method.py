@@ -17,7 +17,9 @@ What differs from the paper, which has no public code:
   transfer off, because that makes the loss smallest. By default they are trained as in Jang et al. (ICML 2019), on
   which WIRE builds, and kept between rounds.
 - The paper does not say where proxies start. Here they start each round from their average (`proxy_sync`).
-- A tier's model keeps its batch norm statistics when the average proxy teaches it.
+- After each transfer, batch norm statistics are gathered anew on the public rows (`wire.recalibrate`).
+- If every transfer into the proxies is refused because it diverged, proxies start again from the last average that
+  could be taught.
 - Static batch norm, which keeps no statistics, is refused.
 """
 
@@ -73,6 +75,9 @@ class MossState(AveragedState):
     """The average of the proxies."""
     proxies: Mapping[str, Model] = EMPTY
     """Each tier's proxy, if proxies do not start from their average."""
+    restart: Model = Newborn(Spec("none"))
+    """The last average of the proxies before a round in which a transfer into them was accepted: they start again from
+    it if all are refused."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,8 @@ class Moss(Averaging):
         model = self.initial_model(zoo, rng)
         proxy = self.tier_models(AveragedState(model), zoo)[zoo.tiers[-1].name]
         proxies = {} if self.proxy_sync or not self.prom else {tier.name: proxy for tier in zoo.tiers}
-        return MossState(model, proxy=proxy, proxies=proxies, wires=self.initial_meta_networks(zoo, rng))
+        wires = self.initial_meta_networks(zoo, rng)
+        return MossState(model, proxy=proxy, proxies=proxies, restart=proxy, wires=wires)
 
     def round(self, state: Any, now: Round) -> Any:
         state = super().round(state, now)
@@ -117,12 +123,14 @@ class Moss(Averaging):
         models = self.tier_models(state, now.zoo)
         up = {(name, PROXY): (model, state.proxies.get(name, state.proxy)) for name, model in models.items()}
         state, proxies = self.run_transfers(up, state, now, update_statistics=True)
-        proxy = weighted_mean(state.proxy, proxies.values())
+        # If all are refused, the proxies themselves have blown up and would be refused in every round to come.
+        restart = state.proxy if proxies else state.restart
+        proxy = weighted_mean(restart, proxies.values())
         down = {(PROXY, name): (proxy, model) for name, model in models.items()}
         state, students = self.run_transfers(down, state, now)
         state = self.replace_tier_models(state, {name: model for (_, name), (model, _) in students.items()}, now.zoo)
-        own = {name: model for (name, _), (model, _) in proxies.items()}
-        return replace(state, proxy=proxy, proxies=EMPTY if self.proxy_sync else {**state.proxies, **own})
+        own = {name: proxies[name, PROXY][0] if (name, PROXY) in proxies else proxy for name in models}
+        return replace(state, proxy=proxy, restart=restart, proxies=EMPTY if self.proxy_sync else own)
 
     def transfer_directly(self, state: MossState, now: Round) -> MossState:
         """Without PROM: every tier's model teaches a copy of every other's, and copies are averaged with the model."""

@@ -36,6 +36,7 @@ from potluck.methods.moss.bilevel import gradient_through_steps
 from potluck.methods.moss.double_backward import DoubleBackward
 from potluck.methods.moss.feature_matching import FeatureMatching, MatchTargets, MetaNetworks
 from potluck.methods.moss.fidelity import fidelity
+from potluck.methods.moss.recalibrate import recalibrate
 from potluck.methods.moss.taps import TappedNetwork, tap_shapes
 
 TRANSFORM = "transform/"
@@ -53,6 +54,9 @@ class WireSettings(DistillationSettings):
     batch: int = 32
     full_batch: bool = False
     """One step an epoch, on all rows at once."""
+    recalibrate: bool = True
+    """After the last step, gather the student's batch norm statistics anew, in one pass over the public rows. If false,
+    those of proxies follow their steps, and those of tiers' models stay."""
     loss: Literal["full", "location", "ce", "mse"] = "full"
     """Labels and features; features alone; labels alone; labels and features of equal depth, all with equal weight."""
     beta: float = 1.0
@@ -136,6 +140,8 @@ class TransferResult:
     """Rows that the student trained on, with repetition."""
     samples_ahead: int
     """Of these, rows of batches on which the meta-networks trained by simulated steps."""
+    recalibrated: int
+    """Rows of the pass that gathered batch norm statistics; 0 if there was none."""
     loc: list[Plain]
     """Mean Loc of each pair of taps over all rows, at the end: one line for each tap of the teacher."""
     logits: tuple[Tensor, Tensor]
@@ -159,7 +165,7 @@ class TransferLoop:
         update_statistics: bool,
         capture_pool: CapturePool | None = None,
     ) -> None:
-        """`update_statistics`: whether the student's batch norm statistics follow the public rows."""
+        """`update_statistics`: whether the student's batch norm statistics follow its steps."""
         self.matching, self.meta, self.wire, self.update_statistics = matching, meta, wire, update_statistics
         taps = (matching.teacher, matching.student) if matching else ((), ())
         self.teacher, self.student = (
@@ -185,10 +191,13 @@ class TransferLoop:
             self._set_modes()
             self._fit_transforms([examples[batch] for batch in batches[: -(-len(examples) // local.batch)]])
             losses = [self.captured_steps[both](examples[batch]) for both, batch in zip(ahead, batches, strict=True)]
+            gather = self.wire.recalibrate and bool(losses)
+            recalibrated = recalibrate(self.student.net, examples, local.batch, rng) if gather else 0
             loc, logits = self._evaluate(examples)
         mean = float(torch.stack(losses).mean()) if losses else float("nan")
         samples_ahead = sum(len(batch) for both, batch in zip(ahead, batches, strict=True) if both)
-        return TransferResult(mean, len(batches), sum(map(len, batches)), samples_ahead, loc, logits)
+        samples = sum(map(len, batches))
+        return TransferResult(mean, len(batches), samples, samples_ahead, recalibrated, loc, logits)
 
     def _set_modes(self) -> None:
         """The student trains, but without dropout: a step that is simulated again must be the same step."""
@@ -247,7 +256,7 @@ class TransferLoop:
         inner = [features] * self.wire.steps_ahead + [labels]
         start = {name: weight.detach() for name, weight in weights.items()}
         with DoubleBackward(), sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivatives
-            _, grads = gradient_through_steps(start, self.meta.weights, inner, self.lr, labels)
+            _, grads = gradient_through_steps(start, self.meta.weights, inner, self.lr, labels, self.wire.clip)
         with torch.no_grad():
             self._adam_step(grads)
 
@@ -273,7 +282,7 @@ class TransferLoop:
 def run_transfer(task: Task, device: Device, wire: WireSettings, flat: bool = False) -> Reply:
     """The server's task: its ``teacher`` teaches its ``student``. The reply holds the student and the meta-networks.
 
-    ``update_statistics`` in the task's config lets the student's batch norm statistics follow the public rows.
+    ``update_statistics`` in the task's config lets the student's batch norm statistics follow its steps.
     """
     teacher, student = task.models["teacher"], task.models["student"]
     matching = wire.matching(teacher.spec, student.spec, device.zoo)
@@ -293,6 +302,7 @@ def run_transfer(task: Task, device: Device, wire: WireSettings, flat: bool = Fa
     if matching is not None and wire.transforms == "fitted" and result.samples:
         forward = (teacher_work.flops + student_work.flops) // 3 * len(public) // batch
         device.charge(forward + matching.flops() * len(public), 0)
+    device.charge(student_work.flops // 3 * result.recalibrated // batch, 0)
     agreement = fidelity(*result.logits, flat)
     metrics: dict[str, Plain] = {"loss": result.loss, "steps": result.steps, "fidelity": float(agreement)}
     if matching is not None:
