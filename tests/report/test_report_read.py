@@ -11,6 +11,7 @@ from made_runs import manifest, task, write_folder
 
 from potluck.ledger import MissingRun
 from potluck.report import read_record
+from potluck.report.tasks import TaskLog
 
 
 def scored(round_: int, test: float | None, validation: float | None = None, **more: object) -> dict[str, object]:
@@ -97,6 +98,25 @@ def test_a_round_done_again_after_a_stop_counts_once(tmp_path: Path) -> None:
     assert run.totals.bytes_up == 7
     assert [line.loss for line in run.rounds] == [2.0]
     assert [point.test.value for point in run.curve.points] == [0.2]
+
+
+def test_a_ledger_out_of_order_is_read_as_well_as_one_in_order(tmp_path: Path) -> None:
+    """Five rounds with an upload of 1, 2, ... bytes; then the first again, with 10 bytes, and a later task of it."""
+    events = [task(round_, "c1", "watch", bytes_up=round_) for round_ in range(1, 6)] + [ended(n) for n in range(1, 6)]
+    events += [task(1, "c1", "watch", bytes_up=10), task(1, "c2", "phone", "absent", "battery", bytes_up=7)]
+    run = read_record(write_folder(tmp_path / "a", manifest(), events, []))
+    assert (run.totals.bytes_up, run.totals.visits) == (10 + 2 + 3 + 4 + 5 + 7, 6)
+    assert [line.bytes_up for line in run.rounds] == [17, 2, 3, 4, 5]
+    assert [(fault.reason, fault.first_round, fault.last_round) for fault in run.failures] == [("battery", 1, 1)]
+
+
+def test_a_long_ledger_is_summed_while_it_is_read() -> None:
+    log = TaskLog()
+    for index in range(1000):
+        log.add(task(index // 10, f"c{index % 10}", "watch", bytes_up=3), index)
+        assert len(log._open) <= 2
+    log.finish()
+    assert (log.clients.totals().bytes_up, log.clients.visits, len(log.rounds)) == (3000, 1000, 100)
 
 
 def test_a_round_without_device_seconds_lasts_as_long_as_its_busiest_client(tmp_path: Path) -> None:

@@ -6,10 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 
 Json = Mapping[str, object]
+SAFE = 2**53
+"""Integers up to here are floats without loss."""
 
 
 def number(value: object) -> float | None:
     """A finite number, or None. A loss that diverged is NaN, and no chart can show it."""
+    if type(value) is float:  # the usual cases first: a ledger has millions of values
+        return value if math.isfinite(value) else None
+    if type(value) is int and -SAFE < value < SAFE:
+        return float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -26,6 +32,8 @@ def integer(value: object) -> int | None:
 
 def text(value: object, default: str = "") -> str:
     """A string as it is, a number as text; the default for everything else and for empty text."""
+    if type(value) is str and value.isascii():
+        return value or default
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return default
     # JSON may hold half a surrogate pair, which no file or terminal can show.
@@ -34,7 +42,7 @@ def text(value: object, default: str = "") -> str:
 
 def mapping(value: object) -> Json:
     """A JSON object; empty if the value is something else."""
-    return value if isinstance(value, Mapping) else {}
+    return value if type(value) is dict or isinstance(value, Mapping) else {}
 
 
 def sequence(value: object) -> Sequence[object]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import tomllib
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from potluck.ledger import read_run
 from potluck.report.json_values import Json, integer, mapping, number, sequence, text
 from potluck.report.records import (
-    SERVER,
     ClientScores,
     GroupCoverage,
     LearningCurve,
@@ -19,13 +17,10 @@ from potluck.report.records import (
     RoundRecord,
     RoundScores,
     RunRecord,
-    TaskFailure,
-    TaskRecord,
-    TaskTotals,
     TierRecord,
     TransferRecord,
-    sum_known,
 )
+from potluck.report.tasks import OutOfOrder, RoundCost, Sums, TaskLog
 
 MAX_COUNT = 1e15
 """A larger count of trainings is a broken value."""
@@ -33,22 +28,22 @@ MAX_COUNT = 1e15
 OTHER_METRICS = ("accuracy", "f1", "precision", "recall", "matthews", "pearson")
 """Metrics that a run may record besides its own."""
 
-TaskKey = tuple[object, ...]
-
 
 def read_record(folder: Path | str) -> RunRecord:
     """The record of the run in this folder."""
     found = read_run(Path(folder))
-    run = make_record(found.path, found.manifest, found.settings, found.events(), found.scores)
+    run = make_record(found.path, found.manifest, found.settings, found.events, found.scores)
     return replace(run, features=found.features())
 
 
 def make_record(
-    folder: Path, manifest: Json, settings: str, events: Iterable[Json], scores: Sequence[Json]
+    folder: Path, manifest: Json, settings: str, events: Callable[[], Iterable[Json]], scores: Sequence[Json]
 ) -> RunRecord:
-    """The record of a run from the four things that every run folder holds."""
-    log = _sort_events(events)
-    tasks = list(log.tasks.values())
+    """The record of a run from the four things that every run folder holds; `events` begins to read them."""
+    try:
+        log = _sort_events(events(), TaskLog())
+    except OutOfOrder:  # not a ledger as we write it, but read it all the same
+        log = _sort_events(events(), TaskLog(open_rounds=None))
     name = text(manifest.get("name"), folder.name)
     score_lines = _last_per_round(scores)
     scoring = _scoring(settings)
@@ -65,13 +60,13 @@ def make_record(
         planned_rounds=integer(manifest.get("rounds")),
         classes=integer(manifest.get("classes")),
         clients=integer(manifest.get("clients")),
-        tiers=_tiers(manifest, score_lines, tasks, best_by),
+        tiers=_tiers(manifest, score_lines, log.tasks, best_by),
         curve=LearningCurve(tuple(_overall_scores(line) for line in score_lines), best_by),
-        rounds=_rounds(log.rounds, tasks),
+        rounds=tuple(_with_cost(log.rounds[index], log.tasks.rounds[index]) for index in sorted(log.rounds)),
         transfers=tuple(log.transfers.values()),
         coverage=log.coverage,
-        totals=TaskTotals.of([task for task in tasks if task.client != SERVER]),
-        failures=_failures(tasks),
+        totals=log.tasks.clients.totals(),
+        failures=log.tasks.failures(),
         warnings=tuple(log.warnings),
         settings=settings,
         targets=_targets(scoring),
@@ -103,24 +98,24 @@ def _targets(scoring: Json) -> tuple[float, ...]:
 class _EventLog:
     """The events of the ledger, sorted by kind."""
 
-    tasks: dict[TaskKey, TaskRecord] = field(default_factory=dict)
+    tasks: TaskLog
     rounds: dict[int, RoundRecord] = field(default_factory=dict)
     warnings: list[tuple[int | None, str]] = field(default_factory=list)
-    transfers: dict[TaskKey, TransferRecord] = field(default_factory=dict)
+    transfers: dict[tuple[object, ...], TransferRecord] = field(default_factory=dict)
     coverage: tuple[GroupCoverage, ...] = ()
 
 
-def _sort_events(events: Iterable[Json]) -> _EventLog:
+def _sort_events(events: Iterable[Json], tasks: TaskLog) -> _EventLog:
     """Sort events by kind. A round that was interrupted and done again appears twice; the later events count."""
-    log = _EventLog()
+    log = _EventLog(tasks)
     for position, event in enumerate(events):
         match event.get("event"):
             case "task":
-                task = _task(event)
-                key = (task.round, task.client, text(event.get("verb")), text(event.get("key")))
-                log.tasks[key if task.client else (position,)] = task
-                if transfer := parse_transfer(event):
-                    log.transfers[key] = transfer
+                tasks.add(event, position)
+                if event.get("metrics") and (transfer := parse_transfer(event)):
+                    log.transfers[transfer.round, text(event.get("client")), text(event.get("verb")), transfer.name] = (
+                        transfer
+                    )
             case "round":
                 record = _round(event)
                 log.rounds[record.number] = record
@@ -128,26 +123,8 @@ def _sort_events(events: Iterable[Json]) -> _EventLog:
                 log.coverage = _coverage(event) or log.coverage
             case "warning":
                 log.warnings.append((integer(event.get("round")), text(event.get("text"))))
+    tasks.finish()
     return log
-
-
-def _task(event: Json) -> TaskRecord:
-    measured, modelled = mapping(event.get("measured")), mapping(event.get("modelled"))
-    client = text(event.get("client"))
-    return TaskRecord(
-        round=integer(event.get("round")) or 0,
-        client=client,
-        tier=text(event.get("tier")) or (SERVER if client == SERVER else "no tier"),
-        outcome=text(event.get("outcome"), "accepted"),
-        reason=text(event.get("reason")),
-        bytes_down=number(measured.get("bytes_down")),
-        bytes_up=number(measured.get("bytes_up")),
-        measured_seconds=number(measured.get("seconds")),
-        flops=number(modelled.get("flops")),
-        memory=number(modelled.get("memory")),
-        modelled_seconds=number(modelled.get("seconds")),
-        joules=number(modelled.get("joules")),
-    )
 
 
 def parse_transfer(event: Json) -> TransferRecord | None:
@@ -201,36 +178,18 @@ def _training_count(value: object) -> float | None:
     return found if found is not None and 0 <= found <= MAX_COUNT else None
 
 
-def _rounds(records: dict[int, RoundRecord], tasks: list[TaskRecord]) -> tuple[RoundRecord, ...]:
-    """Finished rounds with the cost of their tasks. Tasks of an unfinished round count only in the run's totals."""
-    tasks_of: dict[int, list[TaskRecord]] = defaultdict(list)
-    for task in tasks:
-        tasks_of[task.round].append(task)
-    return tuple(_with_cost(records[index], tasks_of[index]) for index in sorted(records))
-
-
-def _with_cost(record: RoundRecord, all_tasks: list[TaskRecord]) -> RoundRecord:
-    tasks = [task for task in all_tasks if task.client != SERVER]
-    slowest = _slowest_client(tasks) if record.device_seconds is None else record.device_seconds
-    own = sum(task.modelled_seconds or 0.0 for task in all_tasks if task.client == SERVER)
-    waited = None if slowest is None else slowest + own
+def _with_cost(record: RoundRecord, cost: RoundCost) -> RoundRecord:
+    """A finished round with the cost of its tasks. Tasks of an unfinished round count only in the run's totals."""
+    slowest = cost.slowest_client if record.device_seconds is None else record.device_seconds
+    waited = None if slowest is None else slowest + cost.server_seconds
     return replace(
         record,
         device_seconds=slowest,
         round_seconds=waited if record.round_seconds is None else record.round_seconds,
-        bytes_down=sum_known(task.bytes_down for task in tasks),
-        bytes_up=sum_known(task.bytes_up for task in tasks),
-        joules=sum_known(task.joules for task in tasks),
+        bytes_down=cost.bytes_down,
+        bytes_up=cost.bytes_up,
+        joules=cost.joules,
     )
-
-
-def _slowest_client(tasks: list[TaskRecord]) -> float | None:
-    """Modelled seconds of the slowest client, over all its tasks."""
-    seconds: dict[str, float] = defaultdict(float)
-    for task in tasks:
-        if task.modelled_seconds is not None:
-            seconds[task.client] += task.modelled_seconds
-    return max(seconds.values(), default=None)
 
 
 def _last_per_round(scores: Sequence[Json]) -> list[Json]:
@@ -239,18 +198,15 @@ def _last_per_round(scores: Sequence[Json]) -> list[Json]:
     return [last[index] for index in sorted(last)]
 
 
-def _tiers(manifest: Json, scores: list[Json], tasks: list[TaskRecord], best_by: str) -> tuple[TierRecord, ...]:
+def _tiers(manifest: Json, scores: list[Json], tasks: TaskLog, best_by: str) -> tuple[TierRecord, ...]:
     """The tiers of the manifest in its order, then all others that were scored or did work, such as the server."""
     declared = {text(tier.get("name")): tier for tier in map(mapping, sequence(manifest.get("tiers")))}
-    tasks_of: dict[str, list[TaskRecord]] = defaultdict(list)
-    for task in tasks:
-        tasks_of[task.tier].append(task)
     scored = [name for line in scores for name in mapping(line.get("tiers"))]
-    names = dict.fromkeys([*declared, *scored, *tasks_of])
-    return tuple(_tier(name, declared.get(name, {}), scores, tasks_of[name], best_by) for name in names)
+    names = dict.fromkeys([*declared, *scored, *tasks.tiers])
+    return tuple(_tier(name, declared.get(name, {}), scores, tasks, best_by) for name in names)
 
 
-def _tier(name: str, declared: Json, scores: list[Json], tasks: list[TaskRecord], best_by: str) -> TierRecord:
+def _tier(name: str, declared: Json, scores: list[Json], tasks: TaskLog, best_by: str) -> TierRecord:
     lines = [
         (integer(line.get("round")) or 0, mapping(mapping(line.get("tiers")).get(name)), line.get("metric"))
         for line in scores
@@ -265,8 +221,8 @@ def _tier(name: str, declared: Json, scores: list[Json], tasks: list[TaskRecord]
         width=_model_size(declared.get("width")),
         depth=_model_size(declared.get("depth")),
         curve=LearningCurve(points, best_by),
-        totals=TaskTotals.of(tasks),
-        accepted=TaskTotals.of([task for task in tasks if task.outcome == "accepted"]),
+        totals=tasks.tiers.get(name, Sums()).totals(),
+        accepted=tasks.accepted.get(name, Sums()).totals(),
     )
 
 
@@ -312,13 +268,3 @@ def _client_scores(value: object) -> ClientScores:
     mean, sd, worst = (number(found.get(key)) for key in ("mean", "sd", "worst"))
     known = tuple(item for item in values if item is not None)
     return ClientScores(mean, sd, worst, integer(found.get("count")), known)
-
-
-def _failures(tasks: list[TaskRecord]) -> tuple[TaskFailure, ...]:
-    """Failed tasks, grouped by outcome, tier and reason; the most frequent group first."""
-    rounds: dict[tuple[str, str, str], list[int]] = defaultdict(list)
-    for task in tasks:
-        if task.outcome != "accepted":
-            rounds[task.outcome, task.tier, task.reason].append(task.round)
-    failures = [TaskFailure(*key, len(when), min(when), max(when)) for key, when in rounds.items()]
-    return tuple(sorted(failures, key=lambda one: (-one.times, one.outcome, one.tier, one.reason)))

@@ -5,7 +5,7 @@ None means that the run folder does not say.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -110,25 +110,6 @@ class LearningCurve:
         return [(float(round_), value) for round_, value in pairs if value is not None]
 
 
-@dataclass(frozen=True, slots=True)
-class TaskRecord:
-    """One task sent to one device: its outcome and its cost."""
-
-    round: int
-    client: str
-    tier: str
-    outcome: str
-    """accepted | absent | quarantined"""
-    reason: str = ""
-    bytes_down: float | None = None
-    bytes_up: float | None = None
-    measured_seconds: float | None = None
-    flops: float | None = None
-    memory: float | None = None
-    modelled_seconds: float | None = None
-    joules: float | None = None
-
-
 def sum_known(values: Iterable[float | None]) -> float | None:
     """The sum of the known values; None if no value is known, because unknown is not zero."""
     known = [value for value in values if value is not None]
@@ -150,24 +131,6 @@ class TaskTotals:
     """The largest of all tasks, not the sum."""
     modelled_seconds: float | None = None
     joules: float | None = None
-
-    @classmethod
-    def of(cls, tasks: Sequence[TaskRecord]) -> TaskTotals:
-        """The totals of these tasks."""
-        outcomes: dict[str, int] = {}
-        for task in tasks:
-            outcomes[task.outcome] = outcomes.get(task.outcome, 0) + 1
-        return cls(
-            outcomes=outcomes,
-            visits=len({(task.round, task.client) for task in tasks}),
-            bytes_down=sum_known(task.bytes_down for task in tasks),
-            bytes_up=sum_known(task.bytes_up for task in tasks),
-            measured_seconds=sum_known(task.measured_seconds for task in tasks),
-            flops=sum_known(task.flops for task in tasks),
-            memory=max((task.memory for task in tasks if task.memory is not None), default=None),
-            modelled_seconds=sum_known(task.modelled_seconds for task in tasks),
-            joules=sum_known(task.joules for task in tasks),
-        )
 
     @property
     def bytes(self) -> float | None:
