@@ -10,10 +10,10 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 
 import pytest
-from cli_life import SLOW_START, members, saved, until
+from cli_life import SETTINGS, SLOW_START, members, saved, until
 
 from potluck.ledger import read_journal
-from potluck.run import resume
+from potluck.run import read_experiment, resume, run
 
 RUN = ("run", "tiny.toml", "--out", "run")
 
@@ -73,6 +73,25 @@ def test_a_run_killed_after_each_round_and_at_some_instant_ends_as_if_it_never_w
     assert code == 0
     assert "tiny: resumed at round " in err
     assert equal(out, whole)
+
+
+@pytest.mark.slow
+def test_a_run_with_client_memories_killed_at_five_instants_ends_as_if_it_never_was(start, place):
+    text = SETTINGS.replace('name = "held:Held"\nshare = "layerwise"', 'name = "local"')
+    (place / "local.toml").write_text(text)
+    wanted = run(read_experiment(place / "local.toml"), place / "whole")
+    command = ("run", "local.toml", "--out", "run")
+    for index in range(5):
+        process = start(*command)
+        until(lambda index=index, process=process: saved("run") >= 4 * index or process.poll() is not None)
+        with suppress(TimeoutExpired):
+            process.wait(random.uniform(0, 0.1))
+        process.kill()
+        assert ended(process)[0] in (-signal.SIGKILL, 0)
+        command = ("resume", "run")
+    assert resumed_equal(wanted)
+    packs = {folder: sorted(path.name for path in Path(folder, "memory").iterdir()) for folder in ("run", "whole")}
+    assert packs["run"] == packs["whole"]
 
 
 @pytest.mark.parametrize(
