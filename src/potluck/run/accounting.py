@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from potluck.core import SERVER, Client, Cost, Tier, Zoo
+from potluck.core import EMPTY, SERVER, Client, Cost, Tier, Zoo
 from potluck.engines import LedgerEntry, RoundSession
 from potluck.fleet import Price, price, profile
 from potluck.ledger import Journal, replace_nonfinite
@@ -26,7 +26,16 @@ class Progress:
     """How often each unit of each axis group was trained, for methods that send parts of the model."""
     uploads: dict[str, int] = field(default_factory=dict)
     """How often each client uploaded an update; counted only with [privacy]."""
+    charges: int = 0
+    """The number of the last charge in the ledger that `uploads` includes."""
+    tried: list[dict[str, Any]] = field(default_factory=list)
+    """The ledger's lines of the attempts at the next round that missed their quorum."""
     stopped: bool = False
+
+    @property
+    def attempts(self) -> int:
+        """How many attempts at the next round missed their quorum."""
+        return sum(line["event"] == "attempt" for line in self.tried)
 
 
 class CostAccounting:
@@ -36,8 +45,10 @@ class CostAccounting:
         self.journal, self.zoo = journal, zoo
 
     def round(self, progress: Progress, session: RoundSession, cohort: Sequence[Client], seconds: float) -> None:
-        """Records a committed round: its tasks, then the round itself."""
+        """Records a committed round: its tasks, then the round itself, with the time of attempts that failed."""
         slowest = self.tasks(progress, session.entries, cohort)
+        before = sum(line["device_seconds"] for line in progress.tried if line["event"] == "attempt")
+        progress.tried.clear()
         came = {entry.task.to for entry in session.entries if entry.verdict == "accepted"}
         progress.seen |= {client.tier.name: progress.done for client in cohort if client.id in came}
         self._count_units(progress, session.held)
@@ -51,23 +62,50 @@ class CostAccounting:
             "accepted": session.accepted,
             "coverage": session.coverage,
             "loss": sum(losses) / len(losses) if losses else None,
-            "device_seconds": slowest,
+            "device_seconds": before + slowest,
         }
         if progress.trained:
             event["least"] = min(min(counts) for counts in progress.trained.values())
         self.journal.append(event)
 
-    def tasks(self, progress: Progress, entries: Sequence[LedgerEntry], cohort: Sequence[Client]) -> float:
+    def failed_attempt(
+        self, progress: Progress, session: RoundSession, cohort: Sequence[Client], seconds: float
+    ) -> None:
+        """Records an attempt at the next round that missed its quorum: what it cost was spent all the same.
+
+        Its lines also go into the checkpoint. A resumed run drops them from the ledger, as the round is not committed,
+        and writes them again.
+        """
+        facts = {"round": progress.done + 1, "attempt": progress.attempts + 1}
+        lines: list[dict[str, Any]] = []
+        slowest = self.tasks(progress, session.entries, cohort, facts, lines)
+        _add(progress.totals, device_seconds=slowest, seconds=seconds)
+        event = {"event": "attempt", **facts, "seconds": seconds, "sent": len(session.entries)}
+        lines.append({**event, "accepted": session.accepted, "device_seconds": slowest})
+        self.journal.append(lines[-1])
+        progress.tried += lines
+
+    def tasks(
+        self,
+        progress: Progress,
+        entries: Sequence[LedgerEntry],
+        cohort: Sequence[Client],
+        facts: Mapping[str, int] = EMPTY,
+        lines: list[dict[str, Any]] | None = None,
+    ) -> float:
         """Computes the cost of tasks and writes a line for each. Returns the seconds of the slowest device.
 
-        The server's own work has separate totals.
+        The server's own work has separate totals. `facts` are put into each line, and `lines` gets a copy of them all.
         """
         tiers = {client.id: client.tier for client in cohort}
         slowest = 0.0
         for entry in entries:
             tier, cost = tiers.get(entry.task.to), _wire_cost(entry)
             paid = price(cost, profile(tier.profile if tier else "server"))
-            self.journal.append(_line(progress.done, entry, cost, tier, paid))
+            line = {**_line(progress.done, entry, cost, tier, paid), **facts}
+            self.journal.append(line)
+            if lines is not None:
+                lines.append(line)
             if entry.task.to == SERVER:
                 _add(progress.totals, server_flops=cost.flops, server_joules=paid.joules)
                 continue
