@@ -190,9 +190,11 @@ def scores(folder):
 
 
 def cohorts(folder):
-    """Who was asked in each round."""
+    """Who was asked in each round; attempts that missed their quorum do not count."""
     asked = {}
     for event in events(folder, "task"):
+        if "attempt" in event:
+            continue
         asked.setdefault(event["round"], []).append(event["client"])
     return asked
 

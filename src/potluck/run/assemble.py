@@ -133,6 +133,7 @@ def assemble(experiment: Experiment, source: Source | None = None, method: Any =
     if source.classes == 0 and settings(method).get("label_mask"):
         raise SettingsError(f"method.label_mask needs classes, and data '{source.name}' has none; set it to false.")
     _refuse_unlabelled(method, experiment)
+    _refuse_deadline(experiment)
     federation = Federation(source, experiment.data, experiment.seed, load_public(experiment.data))
     full, tiers = networks(experiment, source, federation.samples)
     present = [tier for tier in tiers if not tier.absent]
@@ -145,9 +146,19 @@ def assemble(experiment: Experiment, source: Source | None = None, method: Any =
     mechanism = privacy.make_mechanism(experiment, method, zoo, population)
     context = SimulationContext(
         *(method, zoo, datasets, problem, experiment.seed, where, run.stack),
-        *(run.precision, run.channels_last, run.streams, mechanism),
+        *(run.precision, run.channels_last, run.streams, mechanism, run.deadline),
     )
     return Setup(experiment, context, population, source.classes)
+
+
+def _refuse_deadline(experiment: Experiment) -> None:
+    """Refuses a deadline where tasks run in the server's own process, in which nothing can end them."""
+    deadline, engine = experiment.run.deadline, engine_name(experiment)
+    if deadline and engine != "pool":
+        raise SettingsError(
+            f"run.deadline = {deadline:g} needs run.engine = \"pool\": '{engine}' runs clients in the server's own "
+            "process, where it cannot end one that hangs. Leave run.deadline out, or use --engine pool."
+        )
 
 
 def _refuse_unlabelled(method: Any, experiment: Experiment) -> None:

@@ -149,7 +149,8 @@ def _run_to_end(loop: Loop, resumed: bool) -> Result:
     except BaseException as fault:
         stopped = isinstance(fault, KeyboardInterrupt)
         loop.save_before_exit()
-        folder.update_manifest(status="interrupted" if stopped else "failed", fault=_one_line(fault))
+        ended = "interrupted" if stopped else "failed"
+        folder.update_manifest(status=ended, fault=_one_line(fault), privacy=loop.promise)
         raise
     keep_features(loop)
     result = Result(
