@@ -20,8 +20,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given or os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
     given = [argument for argument in given if argument != "--debug"]
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # so that `name = "my_module:MyMethod"` finds a file beside the settings
     try:
         code = _run_command(given)
     except KeyboardInterrupt as stop:

@@ -9,6 +9,7 @@ from potluck.core.local import Local
 from potluck.core.message import MessageError, detach_all, join_tensors, pack, split_tensors, unpack
 from potluck.core.method import Method, answer, display_name, on_client, settings, trains
 from potluck.core.model import Arrays, BufferLayout, Depth, FlatArrays, Model, Newborn, Spec, digest, shapes_of, size
+from potluck.core.own_code import import_own
 from potluck.core.plain import EMPTY, FrozenDict, Plain, freeze, to_plain
 from potluck.core.round import (
     SERVER,
@@ -37,6 +38,6 @@ __all__ = [
     "Memory", "MessageError", "Method", "Model", "Newborn", "Plain", "Prepare", "Problem", "QuorumError", "Reply",
     "ResourceError", "Round", "Selection", "Send", "SettingsError", "Shapes", "Skip", "Spec", "Task", "Tier",
     "UserError", "Weight", "Work", "Zoo", "answer", "detach_all", "digest", "display_name", "entropy", "facts_of",
-    "freeze", "join_tensors", "numpy_stream", "on_client", "pack", "payload", "settings", "shapes_of", "size",
-    "split_tensors", "stream", "to_plain", "trains", "unpack",
+    "freeze", "import_own", "join_tensors", "numpy_stream", "on_client", "pack", "payload", "settings", "shapes_of",
+    "size", "split_tensors", "stream", "to_plain", "trains", "unpack",
 ]  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib
 import json
 import math
 import re
@@ -18,7 +17,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from potluck.core import SettingsError
+from potluck.core import SettingsError, import_own
 from potluck.methods import METHODS
 from potluck.run import toml
 from potluck.run.settings import Experiment
@@ -83,7 +82,7 @@ def method_class(wanted: str, where: str = "") -> type[Any]:
         raise SettingsError(f"{where}there is no method '{wanted}'.{_suggestion(wanted, METHODS)}")
     module, _, name = wanted.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
+        found = getattr(import_own(module), name)
     except Exception as fault:  # whatever a user's own module may raise
         raise SettingsError(f"{where}method '{wanted}' cannot be imported: {fault}.") from fault
     if not dataclasses.is_dataclass(found) or not isinstance(found, type):
