@@ -2,7 +2,15 @@
 
 from potluck.core.axis import Axis, Dimension, Dimensions
 from potluck.core.device import ClientWork, Device, Edit, Fit, FitRequest, Grads, Loss, Memory, Problem, Zoo
-from potluck.core.errors import InputError, QuorumError, ResourceError, SettingsError, Skip, UserError
+from potluck.core.errors import (
+    DivergedError,
+    InputError,
+    QuorumError,
+    ResourceError,
+    SettingsError,
+    Skip,
+    UserError,
+)
 from potluck.core.examples import NOTHING, Augmentation, Batch, Examples, Prepare
 from potluck.core.facts import ContractSettings, Facts, facts_of
 from potluck.core.local import Local
@@ -33,7 +41,7 @@ from potluck.core.streams import Key, entropy, numpy_stream, stream
 
 __all__ = [
     "EMPTY", "NOTHING", "SERVER", "Arrays", "Augmentation", "Axis", "Batch", "BufferLayout", "Client", "ClientWork",
-    "ContractSettings", "Cost", "Depth", "Device", "Dimension", "Dimensions", "Edit", "Examples", "Expected", "Facts",
+    "ContractSettings", "Cost", "Depth", "Device", "Dimension", "Dimensions", "DivergedError", "Edit", "Examples", "Expected", "Facts",
     "Fit", "FitRequest", "FlatArrays", "Fold", "FrozenDict", "Grads", "InputError", "Key", "Local", "Loss", "Mean",
     "Memory", "MessageError", "Method", "Model", "Newborn", "Plain", "Prepare", "Problem", "QuorumError", "Reply",
     "ResourceError", "Round", "Selection", "Send", "SettingsError", "Shapes", "Skip", "Spec", "Task", "Tier",

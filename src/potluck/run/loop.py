@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from potluck.core import SERVER, Model, QuorumError, digest, pack, stream, unpack
+from potluck.core import SERVER, DivergedError, Model, QuorumError, digest, pack, stream, unpack
 from potluck.engines import Dispatcher, Engine, LedgerEntry, RoundSession
 from potluck.learn import map_tensors, to_device
 from potluck.ledger import RunFolder
@@ -139,7 +139,10 @@ class Loop:
             text = f"round {index + 1}: {len(came)} of {len(asked)} clients answered; run.quorum is {run.quorum}"
             why = _most_common_reason(session.entries)
             self._warn(index + 1, f"{text} (try {attempt + 1} of {run.retries + 1}){why}")
-        raise QuorumError(f"{text}{why}. The model is as it was after round {index}; resume when clients are back.")
+        kept = f"The model is as it was after round {index}"
+        if _most_are_not_finite(session.entries):
+            raise DivergedError(f"{text}{why}. The run diverged: lower local.lr, or set local.clip. {kept}.")
+        raise QuorumError(f"{text}{why}. {kept}; resume when clients are back.")
 
     def _state_to_score(self) -> tuple[Any, RoundSession | None]:
         """The state to score, made by the method's `ready` with the last cohort, and the session of its tasks."""
@@ -257,6 +260,12 @@ def _most_common_reason(entries: Sequence[LedgerEntry]) -> str:
     """The most common reason why clients were absent."""
     reasons = Counter(entry.reason for entry in entries if entry.reason)
     return "".join(f"; {count} of them: {reason}" for reason, count in reasons.most_common(1))
+
+
+def _most_are_not_finite(entries: Sequence[LedgerEntry]) -> bool:
+    """Whether most of the replies that are missing were refused because they are not finite."""
+    reasons = [entry.reason for entry in entries if entry.reason and not entry.skipped]
+    return 2 * sum("not finite" in reason for reason in reasons) > len(reasons)
 
 
 def _tensors(value: Any, path: str) -> dict[str, Tensor]:

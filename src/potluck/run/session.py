@@ -22,7 +22,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from potluck.core import SettingsError, UserError, display_name, facts_of, settings, stream
+from potluck.core import (
+    DivergedError,
+    QuorumError,
+    SettingsError,
+    UserError,
+    display_name,
+    facts_of,
+    settings,
+    stream,
+)
 from potluck.data import Source
 from potluck.ledger import RunFolder
 from potluck.run import config, privacy, toml
@@ -143,13 +152,13 @@ def _run_to_end(loop: Loop, resumed: bool) -> Result:
         watch.warn(f"resumed at round {found[0]}")
     elif resumed:
         watch.warn("no checkpoint was written yet: starting at round 0")
-    folder.update_manifest(status="running", rounds=experiment.rounds)
+    folder.update_manifest(status="running", rounds=experiment.rounds, fault=None, fault_round=None)
     try:
         loop.run()
     except BaseException as fault:
-        stopped = isinstance(fault, KeyboardInterrupt)
         loop.save_before_exit()
-        folder.update_manifest(status="interrupted" if stopped else "failed", fault=_one_line(fault))
+        at = loop.progress.done + 1 if isinstance(fault, QuorumError) else None
+        folder.update_manifest(status=_status_after(fault), fault=_one_line(fault), fault_round=at)
         raise
     keep_features(loop)
     result = Result(
@@ -264,6 +273,13 @@ def fresh_folder(experiment: Experiment) -> Path:
     while (RUNS / (base if number == 1 else f"{base}-{number}")).exists():
         number += 1
     return RUNS / (base if number == 1 else f"{base}-{number}")
+
+
+def _status_after(fault: BaseException) -> str:
+    """The status of a run that this exception ended."""
+    if isinstance(fault, KeyboardInterrupt):
+        return "interrupted"
+    return "diverged" if isinstance(fault, DivergedError) else "failed"
 
 
 def _one_line(fault: BaseException) -> str:
