@@ -41,11 +41,11 @@ from potluck.core.streams import Key, entropy, numpy_stream, stream
 
 __all__ = [
     "EMPTY", "NOTHING", "SERVER", "Arrays", "Augmentation", "Axis", "Batch", "BufferLayout", "Client", "ClientWork",
-    "ContractSettings", "Cost", "Depth", "Device", "Dimension", "Dimensions", "DivergedError", "Edit", "Examples", "Expected", "Facts",
-    "Fit", "FitRequest", "FlatArrays", "Fold", "FrozenDict", "Grads", "InputError", "Key", "Local", "Loss", "Mean",
-    "Memory", "MessageError", "Method", "Model", "Newborn", "Plain", "Prepare", "Problem", "QuorumError", "Reply",
-    "ResourceError", "Round", "Selection", "Send", "SettingsError", "Shapes", "Skip", "Spec", "Task", "Tier",
-    "UserError", "Weight", "Work", "Zoo", "answer", "detach_all", "digest", "display_name", "entropy", "facts_of",
-    "freeze", "import_own", "join_tensors", "numpy_stream", "on_client", "pack", "payload", "settings", "shapes_of",
-    "size", "split_tensors", "stream", "to_plain", "trains", "unpack",
+    "ContractSettings", "Cost", "Depth", "Device", "Dimension", "Dimensions", "DivergedError", "Edit", "Examples",
+    "Expected", "Facts", "Fit", "FitRequest", "FlatArrays", "Fold", "FrozenDict", "Grads", "InputError", "Key", "Local",
+    "Loss", "Mean", "Memory", "MessageError", "Method", "Model", "Newborn", "Plain", "Prepare", "Problem",
+    "QuorumError", "Reply", "ResourceError", "Round", "Selection", "Send", "SettingsError", "Shapes", "Skip", "Spec",
+    "Task", "Tier", "UserError", "Weight", "Work", "Zoo", "answer", "detach_all", "digest", "display_name", "entropy",
+    "facts_of", "freeze", "import_own", "join_tensors", "numpy_stream", "on_client", "pack", "payload", "settings",
+    "shapes_of", "size", "split_tensors", "stream", "to_plain", "trains", "unpack",
 ]  # fmt: skip
