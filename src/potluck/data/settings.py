@@ -8,6 +8,9 @@ from typing import Literal
 
 Scaling = Literal["auto", "standard"]
 
+OWN = "own"
+"""The name of data that is handed over in Python and not read from a file."""
+
 MOST_TOKENS = 99_000
 """The largest vocabulary; a higher setting is a mistake."""
 
@@ -51,7 +54,7 @@ class Data:
     """Which data set, and who holds which rows of it."""
 
     name: str = "digits"
-    """What to read: `potluck list data` shows all names."""
+    """What to read: `potluck list data` shows all names. "own": data that was handed over in Python (`source=`)."""
     path: str = ""
     """The folder or file to read; digits needs none."""
     test_path: str = ""

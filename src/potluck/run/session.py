@@ -32,10 +32,10 @@ from potluck.core import (
     settings,
     stream,
 )
-from potluck.data import Source
+from potluck.data import OWN, Source
 from potluck.ledger import RunFolder
-from potluck.run import config, privacy, toml
-from potluck.run.assemble import Setup, assemble, engine_name
+from potluck.run import config, data_record, privacy, toml
+from potluck.run.assemble import Setup, assemble, describe_data, engine_name
 from potluck.run.features import keep_features
 from potluck.run.interrupts import Interrupted, Interrupts
 from potluck.run.loop import Loop, ProgressListener
@@ -72,6 +72,9 @@ def run(
         experiment = config.read_experiment(None)
     if not isinstance(experiment, Experiment):
         experiment = config.experiment(experiment)
+    if source is not None:
+        data = dataclasses.replace(experiment.data, name=OWN, path="", test_path="")
+        experiment = dataclasses.replace(experiment, data=data)
     setup = assemble(experiment, source, method)
     path = Path(out) if out is not None else fresh_folder(experiment)
 
@@ -93,7 +96,8 @@ def resume(
 ) -> Result:
     """Resumes a run from its newest valid checkpoint; `rounds` and `engine` may be changed.
 
-    Without `rounds`, it runs to the number of rounds that was last asked for.
+    Without `rounds`, it runs to the number of rounds that was last asked for. A run on data of your own needs the same
+    `source` again.
     """
     path = Path(path)
 
@@ -104,7 +108,12 @@ def resume(
         began = settings_of(opened)
         experiment = _apply_overrides(began, opened.manifest()["rounds"] if rounds is None else rounds, engine)
         privacy.refuse_other_length(began, experiment, path)
+        record = data_record.read(opened.manifest(), path)
+        if record is not None and record.own and source is None:
+            raise data_record.ask_for_source(record, path, f"potluck.run.resume({str(path)!r}")
         setup = assemble(experiment, source, method)
+        if record is not None and setup.source is not None:
+            data_record.refuse_other_data(record, setup.source, setup.public, path)
         if mark(setup) != opened.mark:
             raise SettingsError(f"{path}: its settings.toml was changed since it began; start a new run instead.")
         return _run_in_folder(setup, folder, watch or Silent(), resumed=True)
@@ -213,6 +222,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "status": "running",
         "classes": setup.classes,
+        "data": describe_data(setup).plain(),
         "clients": setup.population.clients,
         "cohort": experiment.cohort,
         "tiers": [
