@@ -128,11 +128,12 @@ def compare(
     from potluck.run import FailedRun, read_experiment
     from potluck.run import compare as run_comparison
     from potluck.run.comparison import refuse_unfinished
+    from potluck.run.session import fresh_path
 
     experiment = read_experiment(file, [*(changes or ()), *_engine_changes(engine)])
     wanted = arguments.comparison_methods(experiment, methods)
     numbers = arguments.comparison_seeds(experiment, seeds)
-    folder = out or arguments.new_comparison_folder(experiment.name)
+    folder = out or fresh_path(experiment.name, "compare")
     with display.show_comparison_progress(experiment.rounds) as watcher:
         results = run_comparison(experiment, folder, wanted, numbers, watcher)
     runs = [read_record(result.folder) for result in results]

@@ -38,6 +38,7 @@ from potluck.core.round import (
     payload,
 )
 from potluck.core.streams import Key, entropy, numpy_stream, stream
+from potluck.core.text import one_line
 
 __all__ = [
     "EMPTY", "NOTHING", "SERVER", "Arrays", "Augmentation", "Axis", "Batch", "BufferLayout", "Client", "ClientWork",
@@ -46,6 +47,6 @@ __all__ = [
     "Loss", "Mean", "Memory", "MessageError", "Method", "Model", "Newborn", "Plain", "Prepare", "Problem",
     "QuorumError", "Reply", "ResourceError", "Round", "Selection", "Send", "SettingsError", "Shapes", "Skip", "Spec",
     "Task", "Tier", "UserError", "Weight", "Work", "Zoo", "answer", "detach_all", "digest", "display_name", "entropy",
-    "facts_of", "freeze", "import_own", "join_tensors", "numpy_stream", "on_client", "pack", "payload", "settings",
-    "shapes_of", "size", "split_tensors", "stream", "to_plain", "trains", "unpack",
+    "facts_of", "freeze", "import_own", "join_tensors", "numpy_stream", "on_client", "one_line", "pack", "payload",
+    "settings", "shapes_of", "size", "split_tensors", "stream", "to_plain", "trains", "unpack",
 ]  # fmt: skip

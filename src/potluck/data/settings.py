@@ -14,6 +14,9 @@ OWN = "own"
 MOST_TOKENS = 99_000
 """The largest vocabulary; a higher setting is a mistake."""
 
+MOST_ROWS = 10**9
+"""The most rows of a client; a higher setting is a mistake, and would fill the memory."""
+
 LONGEST = 1024
 """The largest side of an image; a higher setting is a mistake, and would fill the memory."""
 
@@ -138,6 +141,8 @@ class Data:
             raise ValueError(f"data.vocabulary = {self.vocabulary} is above {MOST_TOKENS}")
         if self.samples is not None and self.samples < 1:
             raise ValueError(f"data.samples = {self.samples} is below 1; leave it out to divide the data up")
+        if self.samples is not None and self.samples > MOST_ROWS:
+            raise ValueError(f"data.samples = {self.samples} is above {MOST_ROWS}")
         if not (self.alpha > 0 and math.isfinite(self.alpha)):
             raise ValueError(f"data.alpha = {self.alpha} must be a number above 0")
         if self.groups > self.clients:

@@ -23,6 +23,7 @@ from potluck.core import (
     Task,
     Weight,
     Zoo,
+    one_line,
     payload,
 )
 from potluck.engines.context import TaskEnvelope, TaskResult
@@ -46,6 +47,9 @@ class LedgerEntry:
     cost: Cost = Cost()
     skipped: bool = False
     """Whether the client is absent because it had nothing to do."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", one_line(self.reason))
 
 
 @dataclass

@@ -29,6 +29,7 @@ from potluck.core import (
     UserError,
     display_name,
     facts_of,
+    one_line,
     settings,
     stream,
 )
@@ -277,9 +278,14 @@ def _brief(value: Any) -> str:
 
 def fresh_folder(experiment: Experiment) -> Path:
     """A folder under runs/ that does not exist yet."""
-    name = re.sub(r"[^\w.-]+", "_", experiment.name)[:80] or "run"
-    base = f"{name}-{experiment.method.get('name', 'run')}-s{experiment.seed}".replace(":", ".")
-    number = 1
+    method = str(experiment.method.get("name", "run")).replace(":", ".")
+    return fresh_path(experiment.name, f"{method}-s{experiment.seed}")
+
+
+def fresh_path(name: str, kind: str) -> Path:
+    """A path under runs/ that does not exist yet. Whatever the name holds, it is one folder directly in there."""
+    clean, end = (re.sub(r"[^\w.-]+", "_", text)[:80] for text in (name, kind))
+    base, number = f"{clean or 'run'}-{end}", 1
     while (RUNS / (base if number == 1 else f"{base}-{number}")).exists():
         number += 1
     return RUNS / (base if number == 1 else f"{base}-{number}")
@@ -294,4 +300,4 @@ def _status_after(fault: BaseException) -> str:
 
 def _one_line(fault: BaseException) -> str:
     text = str(fault) if isinstance(fault, UserError) else f"{type(fault).__name__}: {fault}"
-    return " ".join(text.split())[:500]
+    return one_line(text, 500)
