@@ -27,15 +27,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given or os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
     given = [argument for argument in given if argument != "--debug"]
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # so that `name = "my_module:MyMethod"` finds a file beside the settings
     before = _set_signals(_interrupt)
     try:
         try:
             code = _run_command(given)
         except KeyboardInterrupt as stop:
             _set_signals(signal.SIG_IGN)
-            print(f"potluck: {_what_was_interrupted(stop)}", file=sys.stderr)
+            _complain(_what_was_interrupted(stop))
             code = INTERRUPTED
         except BrokenPipeError:
             code = OUTPUT_CLOSED
@@ -111,25 +109,31 @@ def _run_command(given: list[str]) -> int:
         message = getattr(fault, "format_message", fault.__str__)()
         text = " ".join(str(message).replace("Value error, ", "").split()).rstrip(".")
         end = "" if text.endswith("?") else "."
-        print(f"potluck: {text}{end} Try `potluck --help`.", file=sys.stderr)
+        _complain(f"{text}{end} Try `potluck --help`.")
         return int(getattr(fault, "exit_code", 2))
 
 
 def _print_error(fault: Exception) -> int:
     """Prints what went wrong in one line; returns the exit code."""
     if _out_of_memory(fault):
-        print("potluck: out of memory. Use fewer workers (--set run.workers=1) or a smaller model.", file=sys.stderr)
+        _complain("out of memory. Use fewer workers (--set run.workers=1) or a smaller model.")
         return RESOURCE
     code = getattr(fault, "exit_code", None)
     if isinstance(code, int):
-        print(f"potluck: {' '.join(str(fault).split())}", file=sys.stderr)
+        _complain(str(fault))
         return code
     if isinstance(fault, OSError) and fault.strerror:
-        print(f"potluck: {fault.filename or 'the machine'}: {fault.strerror}.", file=sys.stderr)
+        _complain(f"{fault.filename or 'the machine'}: {fault.strerror}.")
         return RESOURCE
-    text = " ".join(str(fault).split())
-    print(f"potluck: {type(fault).__name__}: {text} (internal error; rerun with --debug)", file=sys.stderr)
+    _complain(f"{type(fault).__name__}: {fault} (internal error; rerun with --debug)")
     return 1
+
+
+def _complain(text: str) -> None:
+    """Prints an error in one line; control characters in it are shown as marks."""
+    from potluck.cli.safe_text import visible
+
+    print(f"potluck: {visible(' '.join(text.split()))}", file=sys.stderr)
 
 
 def _out_of_memory(fault: Exception) -> bool:

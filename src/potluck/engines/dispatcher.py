@@ -23,6 +23,7 @@ from potluck.core import (
     Task,
     Weight,
     Zoo,
+    one_line,
     payload,
 )
 from potluck.engines.context import TaskEnvelope, TaskResult
@@ -48,6 +49,9 @@ class LedgerEntry:
     """Whether the client is absent because it had nothing to do."""
     lost: bool = False
     """Whether an update may have left the client although none came: its worker died or was given up."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", one_line(self.reason))
 
 
 @dataclass

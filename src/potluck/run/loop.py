@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from potluck.core import SERVER, Model, QuorumError, ResourceError, digest, pack, stream, unpack
+from potluck.core import SERVER, DivergedError, Model, QuorumError, ResourceError, digest, pack, stream, unpack
 from potluck.engines import Dispatcher, Engine, LedgerEntry, RoundSession
 from potluck.learn import map_tensors, to_device
 from potluck.ledger import RunFolder
@@ -156,7 +156,10 @@ class Loop:
             why = _most_common_reason(session.entries)
             tried = f"{text} (try {attempt - first + 1} of {run.retries + 1}){why}"
             self._end_failed_attempt(session, time.perf_counter() - started, tried)
-        raise QuorumError(f"{text}{why}. The model is as it was after round {index}; resume when clients are back.")
+        kept = f"The model is as it was after round {index}"
+        if _most_are_not_finite(session.entries):
+            raise DivergedError(f"{text}{why}. The run diverged: lower local.lr, or set local.clip. {kept}.")
+        raise QuorumError(f"{text}{why}. {kept}; resume when clients are back.")
 
     def _end_failed_attempt(self, session: RoundSession, seconds: float, text: str) -> None:
         """Books what an attempt that missed its quorum has cost, and saves it, so that a kill cannot undo it."""
@@ -306,6 +309,12 @@ def _most_common_reason(entries: Sequence[LedgerEntry]) -> str:
     """The most common reason why clients were absent."""
     reasons = Counter(entry.reason for entry in entries if entry.reason)
     return "".join(f"; {count} of them: {reason}" for reason, count in reasons.most_common(1))
+
+
+def _most_are_not_finite(entries: Sequence[LedgerEntry]) -> bool:
+    """Whether most of the replies that are missing were refused because they are not finite."""
+    reasons = [entry.reason for entry in entries if entry.reason and not entry.skipped]
+    return 2 * sum("not finite" in reason for reason in reasons) > len(reasons)
 
 
 def _tensors(value: Any, path: str) -> dict[str, Tensor]:
