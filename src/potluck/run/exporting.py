@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from potluck.core import Client, InputError, Model, SettingsError, display_name, unpack
+from potluck.core import STORED, Client, InputError, Model, SettingsError, display_name, unpack
 from potluck.engines import Dispatcher, Serial
 from potluck.ledger import CheckpointError, RunFolder
 from potluck.models import save
@@ -24,7 +24,7 @@ def export(
         if found is None:
             raise CheckpointError(f"{folder} holds no checkpoint yet; let it finish a round first")
         setup = assemble(settings_of(opened))
-        state = _state_to_score(setup, state_of(setup, unpack(found[1])["state"]), found[0] - 1)
+        state = _state_to_score(setup, state_of(setup, unpack(found[1], STORED)["state"]), found[0] - 1)
         kept = opened.memories.read(client) if client else None
     if server:
         model = _server_model(setup, state)

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from potluck.core import user_interrupt
+
 
 class Interrupted(KeyboardInterrupt):
     """Raised when a run is interrupted; the message says after which round, and how to resume."""
@@ -53,4 +55,4 @@ class Interrupts:
         if self._holding:
             self._waiting = True
         else:
-            raise KeyboardInterrupt
+            raise user_interrupt()

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from potluck.core import SERVER, Model, QuorumError, digest, pack, stream, unpack
+from potluck.core import SERVER, STORED, Model, QuorumError, digest, pack, stream, unpack
 from potluck.engines import Dispatcher, Engine, LedgerEntry, RoundSession
 from potluck.learn import map_tensors, to_device
 from potluck.ledger import RunFolder
@@ -62,7 +62,7 @@ class Loop:
 
     def restore(self, payload: bytes) -> None:
         """Restores the state of a checkpoint."""
-        found = unpack(payload)
+        found = unpack(payload, STORED)
         self.progress = Progress(**found["progress"])
         self.state = dataclasses.replace(self.state, **to_device(found["state"], torch.device(self.context.hardware)))
         self.scores = found["scores"]
