@@ -20,7 +20,10 @@ REFUSED = {
     "huge and empty": r"'head.weight' of shape \(0, 1000000000000000\); its part holds \(3, 3\)",
     "float64": "'head.weight' of float64; its part holds float32",
     "half": "'head.weight' of float16; its part holds float32",
-    "complex": "'head.weight' of complex64; its part holds float32",
+    "complex": "'head.weight' of complex64 cannot be sent",
+    "text": "'head.weight' is a str, not a tensor",
+    "numbers": "'head.weight' is a list, not a tensor",
+    "nothing": "'head.weight' is a NoneType, not a tensor",
     "int": "'head.weight' of int64; its part holds float32",
     "bool": "'head.weight' of bool; its part holds float32",
     "missing": "1 names are missing, 0 are too many: head.bias",
@@ -43,7 +46,6 @@ REFUSED = {
     "weight text": "weight '12' is not a finite number",
     "weight none": "weight None is not a finite number",
 }
-FAILED = ["text", "numbers", "nothing"]
 
 
 @pytest.fixture(scope="module")
@@ -60,30 +62,15 @@ def test_a_bad_reply_is_quarantined_with_a_reason_and_leaves_no_trace(odd, engin
     with federation(Odd(LOCAL, odd=odd), engine) as made:
         state = made.round(made.init())
         verdict, reason = made.outcomes()["c1"]
-    if (odd, engine) == ("complex", "wire"):
-        assert verdict == "absent"
-        assert reason == "failed: its reply cannot travel: a tensor of torch.complex64 cannot cross the wire"
-    else:
-        assert verdict == "quarantined"
-        assert re.fullmatch(REFUSED[odd], reason)
+    assert verdict == "quarantined"
+    assert re.fullmatch(REFUSED[odd], reason)
     assert made.session.accepted == 4
     assert digest(state.model.arrays) == survivors
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024
 
 
-@pytest.mark.parametrize("engine", ["serial", "wire"])
-@pytest.mark.parametrize("odd", FAILED)
-def test_a_reply_whose_arrays_are_no_tensors_is_a_failure_of_its_client(odd, engine, survivors):
-    with federation(Odd(LOCAL, odd=odd), engine) as made:
-        state = made.round(made.init())
-        verdict, reason = made.outcomes()["c1"]
-    assert verdict == "absent"
-    assert reason.startswith("failed: ")
-    assert digest(state.model.arrays) == survivors
-
-
 def test_every_oddity_is_tried():
-    assert set(REFUSED) | set(FAILED) | {"1e30", "boom", "bye"} == set(ODDITIES)
+    assert set(REFUSED) | {"1e30", "boom", "bye"} == set(ODDITIES)
 
 
 def test_a_huge_number_passes_unless_a_bound_is_set(survivors):

@@ -73,3 +73,5 @@ class TaskResult:
     fault: str = ""
     """The exception that the client side raised, or the reason why it skipped the task."""
     skipped: bool = False
+    refused: str = ""
+    """Why the reply was refused before it was packed: it had no form in which it can be sent."""

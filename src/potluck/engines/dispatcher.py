@@ -177,7 +177,7 @@ class RoundSession:
             reason = result.fault if result.skipped else f"failed: {result.fault}"
             cost = Cost(bytes_down=payload(task))
             return LedgerEntry(position, result.task, "absent", reason, cost=cost, skipped=result.skipped)
-        refused = self.dispatcher.gate.refusal(task, reply)
+        refused = result.refused or self.dispatcher.gate.refusal(task, reply)
         if refused:
             return LedgerEntry(position, result.task, "quarantined", refused, cost=reply.cost)
         if result.memory is not None:

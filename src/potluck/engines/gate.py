@@ -6,13 +6,16 @@ A reply that fails is refused with a reason, never corrected, and its client cou
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from potluck.core import Arrays, Expected, FlatArrays, Model, Newborn, Reply, Shapes, Task
+from potluck.core import Arrays, Expected, FlatArrays, Model, Newborn, Reply, Shapes, Task, describe, shorten
+
+_FLOAT = sys.float_info.max
 
 
 @dataclass(frozen=True)
@@ -34,15 +37,19 @@ class Gate:
             raise ValueError(f"gate.strikes = {self.strikes} is below 0")
 
     def refusal(self, task: Task, reply: Reply) -> str | None:
-        """The reason why this reply is refused, or None."""
-        weight = reply.weight
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
-            return f"weight {weight!r} is not a finite number"
-        if not 0 < weight <= self.heaviest:
-            return f"weight {weight:g} is not in (0, {self.heaviest:g}]"
-        return next(self._faults(task, reply, task.expects), None)
+        """The reason why this reply is refused, or None. It never raises, whatever the reply holds."""
+        try:
+            found = next(self._faults(task, reply, task.expects), None)
+        except Exception as fault:
+            found = f"it cannot be judged: {describe(fault)}"
+        return None if found is None else shorten(found)
 
     def _faults(self, task: Task, reply: Reply, expected: Expected) -> Iterator[str]:
+        yield from self._wrong_weight(reply.weight)
+        if not isinstance(reply.metrics, Mapping):
+            yield f"metrics is a {type(reply.metrics).__name__}, not a mapping"
+        if expected.metrics is not None and (odd_metrics := expected.metrics(reply.metrics)):
+            yield odd_metrics
         if odd := sorted(reply.models.keys() ^ expected.models.keys()):
             yield f"models {odd} were not expected or are missing"
         for key, shapes in expected.models.items():
@@ -58,6 +65,13 @@ class Gate:
         if reply.arrays or expected.arrays:
             yield from _wrong_shapes(reply.arrays, expected.arrays)
             yield from _not_finite(reply.arrays)
+
+    def _wrong_weight(self, weight: object) -> Iterator[str]:
+        number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not number or not -_FLOAT <= weight <= _FLOAT:  # type: ignore[operator]
+            yield f"weight {_brief(weight)} is not a finite number"
+        if not 0 < weight <= self.heaviest:  # type: ignore[operator]
+            yield f"weight {weight:g} is not in (0, {self.heaviest:g}]"
 
     def _too_long(self, new: Arrays, old: Arrays) -> Iterator[str]:
         assert self.bound is not None
@@ -101,7 +115,13 @@ def _not_finite(arrays: Arrays) -> Iterator[str]:
 
 
 def _few(names: set[str]) -> str:
-    return ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
+    return ", ".join(name[:60] for name in sorted(names)[:3]) + (", …" if len(names) > 3 else "")
+
+
+def _brief(value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):  # too large to be a float, perhaps too large to print
+        return f"of {value.bit_length()} bits"
+    return text if len(text := repr(value)) <= 60 else f"{text[:60]}…"
 
 
 def _short(dtype: torch.dtype) -> str:
