@@ -3,13 +3,13 @@
 import json
 import os
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from hostile_replies import GONE, IN, KINDS, OUT, Hostile, task
 from made_context import federation
-from tiny_runs import events, tiny
+from tiny_runs import Listener, events, tiny
 
 from potluck.core import Local, Reply, on_client, pack, unpack
 from potluck.engines.form import DEPTH, NODES, clean_memory, clean_reply
@@ -151,3 +151,72 @@ def test_a_run_in_which_one_client_is_hostile_in_every_round_ends_well_with_a_le
     assert len(text) < 4000 * rounds
     for line in text.splitlines():
         json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+# Metrics that the server reads
+
+
+@dataclass(frozen=True)
+class Mislabels(FedAvg):
+    """FedAvg whose client c1 says something odd about its labels."""
+
+    said: object = None
+
+    def report(self, task, device, fit):
+        reply = super().report(task, device, fit)
+        return replace(reply, metrics={**reply.metrics, "labels": self.said}) if task.to == "c1" else reply
+
+
+@pytest.mark.parametrize("said", [["x"], [3], [-1], [10**9], [1.5], [[0]], [None], [True], {}, "012", 1])
+def test_labels_that_are_no_classes_are_refused_and_do_not_end_the_round(said):
+    with federation(Mislabels(Local(steps=1), label_mask=True, said=said)) as made:
+        made.round(made.init())
+        assert made.outcomes()["c1"] == ("quarantined", "its labels are not a list of classes below 3")
+        assert made.session.accepted == 4
+
+
+@dataclass(frozen=True)
+class Miscounts(FedAvg):
+    """FedAvg whose clients answer with something odd when they score; the server's own tallies are right."""
+
+    said: object = None
+
+    @on_client
+    def score(self, task, device):
+        reply = super().score(task, device)
+        return reply if task.to == "server" else replace(reply, metrics=self.said)
+
+    @on_client
+    def personalise(self, task, device):
+        reply = yield from super().personalise(task, device)
+        return replace(reply, metrics=self.said)
+
+
+RIGHT = {"right": [0] * 10, "seen": [1] * 10, "loss": 1.0}
+MISCOUNTS = [
+    {},
+    {"test": RIGHT},
+    {"test": None, "validation": None},
+    {"test": [], "validation": 3},
+    {"test": {**RIGHT, "right": [0] * 9}, "validation": RIGHT},
+    {"test": {**RIGHT, "seen": [-1] * 10}, "validation": RIGHT},
+    {"test": {**RIGHT, "seen": [2**60] * 10}, "validation": RIGHT},
+    {"test": {**RIGHT, "seen": [0.5] * 10}, "validation": RIGHT},
+    {"test": {**RIGHT, "seen": ["1"] * 10}, "validation": RIGHT},
+    {"test": {**RIGHT, "loss": "much"}, "validation": RIGHT},
+    {"test": {**RIGHT, "loss": None}, "validation": RIGHT},
+    {"common": RIGHT, "own": RIGHT, "labels": [1] * 9},
+    {"common": RIGHT, "own": RIGHT, "labels": "many"},
+    {"common": RIGHT, "own": RIGHT},
+]
+
+
+@pytest.mark.parametrize("said", MISCOUNTS)
+def test_tallies_from_which_no_score_can_be_computed_are_left_out_and_told(tmp_path, said):
+    settings = tiny(rounds=0, score={"clients": 2, "personal": True})
+    watch = Listener()
+    result = run(settings, tmp_path / "run", method=Miscounts(Local(epochs=1), said=said), watch=watch)
+    assert result.scores["clients"] is None
+    assert result.scores["personal"]["common"] is None
+    assert result.scores["global"]["test"]["count"] == 359
+    assert any("tall" in text for text in watch.warnings)

@@ -93,7 +93,9 @@ class LotteryFL(PersonalModels):
                 models["ticket"] = Model(state.model.spec, state.ticket)
             sent = models["model"].shapes
             left = {name: (sent[name][0], torch.bool) for name in self.bits(now.zoo)}
-            yield Task("train", id, models=models, expects=Expected({"model": sent}, left))
+            yield Task(
+                "train", id, models=models, expects=Expected({"model": sent}, left, self.label_check(now.zoo.full))
+            )
 
     def bits(self, zoo: Zoo) -> Shapes:
         shapes = zoo.shapes(zoo.full)
