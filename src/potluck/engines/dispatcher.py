@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -28,6 +29,7 @@ from potluck.core import (
 from potluck.engines.context import TaskEnvelope, TaskResult
 from potluck.engines.gate import Gate, strikes_out
 from potluck.engines.serial import Engine
+from potluck.engines.usual import Usual
 from potluck.learn import map_tensors
 
 Verdict: TypeAlias = Literal["accepted", "absent", "quarantined"]
@@ -62,6 +64,10 @@ class Dispatcher:
     """Whether a client drops out of this attempt at this round, in the simulation."""
     strikes: dict[str, int] = field(default_factory=dict)
     """How often the gate refused each client in committed rounds."""
+    samples: Callable[[str], int] | None = None
+    """A client's number of samples, where it is known, as in a simulation."""
+    usual: Usual = field(default_factory=Usual)
+    """What the gate accepted in committed rounds."""
 
     def open(self, index: int, attempt: int = 0, everyone: bool = False) -> RoundSession:
         """A new session for one attempt at one round; with `everyone`, no client drops out or is blacklisted."""
@@ -79,6 +85,8 @@ class RoundSession:
     entries: list[LedgerEntry] = field(default_factory=list)
     staged: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """New client memories of this round, by client."""
+    accepted_numbers: dict[str, list[float]] = field(default_factory=dict)
+    """Numbers of accepted replies on which the gate's limits in later rounds depend, by kind."""
     coverage: float = 1.0
     """The share of the server model's entries that clients trained in the last fold."""
     held: list[Mapping[str, tuple[int, ...]] | None] = field(default_factory=list)
@@ -177,9 +185,20 @@ class RoundSession:
             reason = result.fault if result.skipped else f"failed: {result.fault}"
             cost = Cost(bytes_down=payload(task))
             return LedgerEntry(position, result.task, "absent", reason, cost=cost, skipped=result.skipped)
-        refused = result.refused or self.dispatcher.gate.refusal(task, reply)
+        refused = result.refused or self._refusal(task, reply)
         if refused:
             return LedgerEntry(position, result.task, "quarantined", refused, cost=reply.cost)
         if result.memory is not None:
             self.staged[task.to] = result.memory
         return LedgerEntry(position, result.task, "accepted", "", reply.weight, reply.metrics, reply.cost)
+
+    def _refusal(self, task: Task, reply: Reply) -> str | None:
+        """The gate's reason to refuse a reply; what it accepts from clients is counted for later rounds."""
+        run, own = self.dispatcher, task.to == SERVER
+        known = None if own or run.samples is None else partial(run.samples, task.to)
+        if refused := run.gate.refusal(task, reply, known, run.usual):
+            return refused
+        for kind, number in ({} if own else run.gate.measures(task, reply)).items():
+            if known is None or not kind.startswith("weight"):
+                self.accepted_numbers.setdefault(kind, []).append(number)
+        return None

@@ -27,6 +27,8 @@ class Progress:
     uploads: dict[str, int] = field(default_factory=dict)
     """How often each client uploaded an update; counted only with [privacy]."""
     stopped: bool = False
+    usual: dict[str, list[float]] = field(default_factory=dict)
+    """Numbers of replies that the gate accepted, on which its limits depend."""
 
 
 class CostAccounting:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from potluck.core import SERVER, STORED, Model, QuorumError, digest, pack, stream, unpack
-from potluck.engines import Dispatcher, Engine, LedgerEntry, RoundSession
+from potluck.engines import Dispatcher, Engine, LedgerEntry, RoundSession, Usual
 from potluck.learn import map_tensors, to_device
 from potluck.ledger import RunFolder
 from potluck.run.accounting import CostAccounting, Progress
@@ -54,6 +54,7 @@ class Loop:
             self.experiment.gate,
             self._memory_of,
             setup.population.drops,
+            samples=lambda client: len(self.context.datasets.shard(client).train),
         )
         self.accounting = CostAccounting(folder.journal, self.context.zoo)
         self._saved = -1
@@ -67,6 +68,7 @@ class Loop:
         self.state = dataclasses.replace(self.state, **to_device(found["state"], torch.device(self.context.hardware)))
         self.scores = found["scores"]
         self.dispatcher.strikes = dict(self.progress.strikes)
+        self.dispatcher.usual = Usual(dict(self.progress.usual))
         self._saved = self.progress.done
 
     def run(self) -> None:
@@ -107,6 +109,7 @@ class Loop:
             for client, count in session.strikes().items():
                 self.dispatcher.strikes[client] = self.dispatcher.strikes.get(client, 0) + count
             self.progress.strikes = dict(self.dispatcher.strikes)
+            self._note_usual(session)
             self.recall.put(session.staged)
             asked = self.setup.asked(index, session)
             self.accounting.round(self.progress, session, asked, time.perf_counter() - started)
@@ -217,6 +220,14 @@ class Loop:
         if self.context.mechanism is not None:
             self.progress.uploads = count_uploads(self.progress.uploads, session.entries)
             self.folder.journal.append({"event": "privacy", "round": self.progress.done, **(self.promise or {})})
+
+    def _note_usual(self, session: RoundSession) -> None:
+        """Keeps what the gate accepted in this round, and records the limits that it used."""
+        usual = self.dispatcher.usual
+        if limits := self.experiment.gate.limits(usual):
+            self.folder.journal.append({"event": "gate", "round": self.progress.done, "limits": limits})
+        usual.add(session.accepted_numbers)
+        self.progress.usual = dict(usual.values)
 
     def _warn_of_silent_tier(self, session: RoundSession) -> None:
         """Warns if a tier has sent nothing for three rounds."""
