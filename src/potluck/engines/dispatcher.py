@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -23,11 +24,13 @@ from potluck.core import (
     Task,
     Weight,
     Zoo,
+    one_line,
     payload,
 )
 from potluck.engines.context import TaskEnvelope, TaskResult
 from potluck.engines.gate import Gate, strikes_out
 from potluck.engines.serial import Engine
+from potluck.engines.usual import Usual
 from potluck.learn import map_tensors
 
 Verdict: TypeAlias = Literal["accepted", "absent", "quarantined"]
@@ -46,6 +49,11 @@ class LedgerEntry:
     cost: Cost = Cost()
     skipped: bool = False
     """Whether the client is absent because it had nothing to do."""
+    lost: bool = False
+    """Whether an update may have left the client although none came: its worker died or was given up."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", one_line(self.reason))
 
 
 @dataclass
@@ -62,10 +70,19 @@ class Dispatcher:
     """Whether a client drops out of this attempt at this round, in the simulation."""
     strikes: dict[str, int] = field(default_factory=dict)
     """How often the gate refused each client in committed rounds."""
+    charge: Callable[[Task], None] = lambda task: None
+    """Called before a task goes to a client that will upload something."""
+    samples: Callable[[str], int] | None = None
+    """A client's number of samples, where it is known, as in a simulation."""
+    usual: Usual = field(default_factory=Usual)
+    """What the gate accepted in committed rounds."""
 
-    def open(self, index: int, attempt: int = 0, everyone: bool = False) -> RoundSession:
-        """A new session for one attempt at one round; with `everyone`, no client drops out or is blacklisted."""
-        return RoundSession(self, index, attempt, everyone)
+    def open(self, index: int, attempt: int = 0, everyone: bool = False, needed: bool = False) -> RoundSession:
+        """A new session for one attempt at one round; with `everyone`, no client drops out or is blacklisted.
+
+        With `everyone` or `needed`, a task whose worker died is sent again, as the server's own tasks always are.
+        """
+        return RoundSession(self, index, attempt, everyone, everyone or needed)
 
 
 @dataclass
@@ -76,9 +93,12 @@ class RoundSession:
     index: int
     attempt: int = 0
     everyone: bool = False
+    needed: bool = False
     entries: list[LedgerEntry] = field(default_factory=list)
     staged: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """New client memories of this round, by client."""
+    accepted_numbers: dict[str, list[float]] = field(default_factory=dict)
+    """Numbers of accepted replies on which the gate's limits in later rounds depend, by kind."""
     coverage: float = 1.0
     """The share of the server model's entries that clients trained in the last fold."""
     held: list[Mapping[str, tuple[int, ...]] | None] = field(default_factory=list)
@@ -157,7 +177,9 @@ class RoundSession:
             version, memory = self._memory(task.to)
             waiting[address] = (position, task)
             sent = Task(task.verb, task.to, task.key, self.index, task.models, task.arrays, task.config, version)
-            yield TaskEnvelope(sent, memory)
+            if task.to != SERVER and uploads(task):
+                self.dispatcher.charge(sent)
+            yield TaskEnvelope(sent, memory, self.attempt, task.to == SERVER or self.needed)
 
     def _absence(self, client: str) -> str:
         if client == SERVER or self.everyone:
@@ -176,10 +198,27 @@ class RoundSession:
         if reply is None:
             reason = result.fault if result.skipped else f"failed: {result.fault}"
             cost = Cost(bytes_down=payload(task))
-            return LedgerEntry(position, result.task, "absent", reason, cost=cost, skipped=result.skipped)
-        refused = self.dispatcher.gate.refusal(task, reply)
+            lost = result.lost and uploads(task)
+            return LedgerEntry(position, result.task, "absent", reason, cost=cost, skipped=result.skipped, lost=lost)
+        refused = result.refused or self._refusal(task, reply)
         if refused:
             return LedgerEntry(position, result.task, "quarantined", refused, cost=reply.cost)
         if result.memory is not None:
             self.staged[task.to] = result.memory
         return LedgerEntry(position, result.task, "accepted", "", reply.weight, reply.metrics, reply.cost)
+
+    def _refusal(self, task: Task, reply: Reply) -> str | None:
+        """The gate's reason to refuse a reply; what it accepts from clients is counted for later rounds."""
+        run, own = self.dispatcher, task.to == SERVER
+        known = None if own or run.samples is None else partial(run.samples, task.to)
+        if refused := run.gate.refusal(task, reply, known, run.usual):
+            return refused
+        for kind, number in ({} if own else run.gate.measures(task, reply)).items():
+            if known is None or not kind.startswith("weight"):
+                self.accepted_numbers.setdefault(kind, []).append(number)
+        return None
+
+
+def uploads(task: Task) -> bool:
+    """Whether the reply to this task holds tensors."""
+    return bool(task.expects.models or task.expects.arrays)

@@ -113,9 +113,8 @@ def _sort_events(events: Iterable[Json], tasks: TaskLog) -> _EventLog:
             case "task":
                 tasks.add(event, position)
                 if event.get("metrics") and (transfer := parse_transfer(event)):
-                    log.transfers[transfer.round, text(event.get("client")), text(event.get("verb")), transfer.name] = (
-                        transfer
-                    )
+                    names = (text(event.get(name)) for name in ("client", "verb", "key"))
+                    log.transfers[transfer.round, *names, integer(event.get("attempt"))] = transfer
             case "round":
                 record = _round(event)
                 log.rounds[record.number] = record

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
-from potluck.core import MessageError, Model, Newborn, unpack
+from potluck.core import STORED, MessageError, Model, Newborn, unpack
 from potluck.ledger import CheckpointError
 from potluck.run.accounting import Progress
 
@@ -29,7 +29,7 @@ class Saved(NamedTuple):
 def read_checkpoint(folder: Path, round: int, payload: bytes) -> Saved:
     """What the payload of the checkpoint of this round holds."""
     try:
-        found = _mapping(unpack(payload), "it")
+        found = _mapping(unpack(payload, STORED), "it")
         progress = _progress(found.get("progress"), round)
         scores = found["scores"]
         if scores is not None:
@@ -57,7 +57,7 @@ def restore_state(fresh: T, fields: Mapping[str, Any]) -> T:
 def read_memory(client: str, payload: bytes) -> Mapping[str, Any]:
     """The memory of a client, from its bytes on the disk."""
     try:
-        return _mapping(unpack(payload), "it")
+        return _mapping(unpack(payload, STORED), "it")
     except (MessageError, TypeError, RecursionError) as fault:
         raise CheckpointError(
             f"the memory of client {client!a} is unchanged, but holds no memory ({_brief(fault)}). {_RESTORE}"
