@@ -370,10 +370,10 @@ KINDS = {
     # Client code that raises
     "SystemExit": (raises(lambda: SystemExit(3)), GONE, "failed: SystemExit: 3"),
     "sys.exit": (lambda device: sys.exit("bye"), GONE, "failed: SystemExit: bye"),
-    "KeyboardInterrupt": (raises(KeyboardInterrupt), GONE, "failed: KeyboardInterrupt: "),
-    "GeneratorExit": (raises(GeneratorExit), GONE, "failed: GeneratorExit: "),
+    "KeyboardInterrupt": (raises(KeyboardInterrupt), GONE, "failed: KeyboardInterrupt:"),
+    "GeneratorExit": (raises(GeneratorExit), GONE, "failed: GeneratorExit:"),
     "BaseException": (raises(lambda: BaseException("base")), GONE, "failed: BaseException: base"),
-    "MemoryError": (raises(MemoryError), GONE, "failed: MemoryError: "),
+    "MemoryError": (raises(MemoryError), GONE, "failed: MemoryError:"),
     "a deep recursion": (raises(lambda: RecursionError("deep")), GONE, "failed: RecursionError: deep"),
     "an exception without words": (raises(Mute), GONE, "failed: Mute: (its text cannot be read)"),
     "an exception with a surrogate": (raises(lambda: ValueError("a\ud800b")), GONE, "failed: ValueError: a\\ud800b"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import Listener, cohorts, events, kept, tiny
 
-from potluck.core import QuorumError, on_client
+from potluck.core import QuorumError, on_client, user_interrupt
 from potluck.ledger import read_journal
 from potluck.methods import FedAvg
 from potluck.report import read_record
@@ -49,7 +49,7 @@ class Shaky(FedAvg):
         if str(count) == read(folder / "kill"):
             os.kill(os.getpid(), signal.SIGKILL)
         if str(count) == read(folder / "stop"):
-            raise KeyboardInterrupt
+            raise user_interrupt()
         with open(folder / "sent", "a") as file:
             file.write(f"{task.round + 1} {task.to}\n")
         return (yield from super().train(task, device))

@@ -197,12 +197,13 @@ def _failed(session: RoundSession, verb: str) -> list[LedgerEntry]:
 def why_failed(session: RoundSession) -> str:
     """Why the scores are worth nothing: one of the server's models could not be scored, or no client could; else empty.
 
-    Clients without a model are no fault.
+    Clients without a model are no fault, and neither are clients whose replies are refused: they cannot end a run.
     """
     for verb in ("score", "personalise"):
         failed = [entry for entry in _failed(session, verb) if not entry.skipped]
         scored = any(entry.task.verb == verb and entry.verdict == "accepted" for entry in session.entries)
-        if failed and (not scored or any(entry.task.to == SERVER for entry in failed)):
+        nobody = not scored and all(entry.verdict == "absent" for entry in failed)
+        if failed and (nobody or any(entry.task.to == SERVER for entry in failed)):
             return _faults(session, verb)[0]
     return ""
 
