@@ -169,6 +169,20 @@ class Liar(FedAvg):
         return replace(found, weight=-1.0) if task.to == "c3" else found
 
 
+@dataclass(frozen=True)
+class Diverges(FedAvg):
+    """FedAvg whose clients reply with numbers that are not finite after `last` rounds."""
+
+    last: int = 1
+
+    def report(self, task, device, fit):
+        found = super().report(task, device, fit)
+        if task.round >= self.last:
+            for tensor in found.models["model"].arrays.values():
+                tensor.fill_(float("nan"))
+        return found
+
+
 class TouchesAfter(Listener):
     """A watch that makes a file after a round."""
 
@@ -190,9 +204,11 @@ def scores(folder):
 
 
 def cohorts(folder):
-    """Who was asked in each round."""
+    """Who was asked in each round; attempts that missed their quorum do not count."""
     asked = {}
     for event in events(folder, "task"):
+        if "attempt" in event:
+            continue
         asked.setdefault(event["round"], []).append(event["client"])
     return asked
 

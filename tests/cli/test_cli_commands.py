@@ -200,6 +200,23 @@ def test_methods_are_compared_end_to_end(potluck, place):
     assert "report: all/report.html" in out
 
 
+def test_a_comparison_in_which_a_run_diverged_shows_it_and_ends_with_8(potluck, place):
+    wild = ("--methods", "fedavg,fedavg:local={lr = 1e30}", "--set", "rounds=1", "--set", "run.retries=0")
+    code, out, err = potluck("compare", "tiny.toml", *wild, "--out", "all")
+    assert code == 8
+    assert "diverged in round 1" in " ".join(out.split())
+    assert "report: all/report.html" in out
+    assert "diverged in round 1" in (place / "all" / "report.html").read_text("utf-8")
+    said = "potluck: 1 of 2 runs has no result: fedavg (local={'lr': 1e+30}), seed 0, diverged in round 1."
+    assert err.splitlines()[-1].startswith(said)
+    code, out, err = potluck("compare", "tiny.toml", *wild, "--out", "all", "--format", "json")
+    assert code == 8
+    found = json.loads(out)
+    assert [run["method"] for run in found["runs"]] == ["fedavg"]
+    assert [(run["status"], run["round"], run["seed"]) for run in found["failed"]] == [("diverged", 1, 0)]
+    assert [(row["runs"], [one["round"] for one in row["failed"]]) for row in found["rows"]] == [(1, []), (0, [1])]
+
+
 def test_a_report_is_written_about_one_run_or_a_folder_of_them(potluck, copied, place):
     assert potluck("report", "run") == (0, "report: run/report.html\n", "")
     assert "<html" in (copied / "report.html").read_text("utf-8")

@@ -157,6 +157,40 @@ def test_ctrl_c_while_a_run_is_put_together_is_one_line(hold, place):
     assert not (place / "run").exists()
 
 
+def test_sigterm_while_a_run_is_put_together_is_one_line(hold, place):
+    process = hold("check", *RUN)
+    process.send_signal(signal.SIGTERM)
+    assert ended(process) == (130, "", "potluck: interrupted\n")
+    assert not (place / "run").exists()
+
+
+def test_a_signal_while_libraries_are_imported_is_one_line(start, place):
+    """The method's own module waits in its import, as torch's would."""
+    (place / "held.py").write_text("open('held', 'w').close(); open('gate').close()")
+    process = start(*RUN)
+    until(lambda: (place / "held").exists() or process.poll() is not None)
+    process.send_signal(signal.SIGTERM)
+    assert ended(process) == (130, "", "potluck: interrupted\n")
+
+
+def test_both_signals_together_before_a_run_are_one_line(hold):
+    process = hold("check", *RUN)
+    for kind in (signal.SIGINT, signal.SIGTERM):
+        process.send_signal(kind)
+    assert ended(process) == (130, "", "potluck: interrupted\n")
+
+
+def test_both_signals_together_save_the_run_as_one_does(hold):
+    process = hold("after 3", *RUN, "--engine", "pool", "--set", "run.checkpoint_every=5")
+    for kind in (signal.SIGTERM, signal.SIGINT):
+        process.send_signal(kind)
+    code, out, err = ended(process)
+    assert (code, out) == (130, "")
+    assert err.splitlines()[-1] == "potluck: interrupted after round 3; go on with: potluck resume run"
+    assert "Traceback" not in err
+    assert saved("run") == 3
+
+
 def test_a_killed_worker_is_one_absent_client_and_the_run_goes_on(hold, release):
     process = hold("after 2", *RUN, "--engine", "pool", "--format", "json")
     family = members(process.pid)

@@ -4,6 +4,7 @@ import os
 import signal
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 
@@ -78,13 +79,15 @@ class Federation:
         return {entry.task.to: (entry.verdict, entry.reason) for entry in self.session.entries}
 
 
-def made_context(method, special=None, zoo=ZOO, stack=0):
-    return SimulationContext(method, zoo, ClientDatasets(special), Classify(3), 0, stack=stack)
+def made_context(method, special=None, zoo=ZOO, stack=0, **more):
+    return SimulationContext(method, zoo, ClientDatasets(special), Classify(3), 0, stack=stack, **more)
 
 
 @contextmanager
-def federation(method, engine="serial", workers=2, count=5, gate=None, special=None, zoo=ZOO, stack=0, **dispatcher):
-    carrier = ENGINES[engine](made_context(method, special, zoo, stack), workers)
+def federation(
+    method, engine="serial", workers=2, count=5, gate=None, special=None, zoo=ZOO, stack=0, more=None, **dispatcher
+):
+    carrier = ENGINES[engine](made_context(method, special, zoo, stack, **(more or {})), workers)
     memories = {}
     dispatcher.setdefault("recall", memories.get)
     made = Dispatcher(carrier, method, zoo, gate or Gate(), **dispatcher)
@@ -142,6 +145,16 @@ class Echo:
     @on_client
     def hang(self, task, device):
         signal.pause()
+
+    @on_client
+    def hang_once(self, task, device):
+        """Hangs, or dies, at the first calls: as many as `times`, counted by files in `folder`."""
+        file = Path(task.config["folder"]) / f"{task.to}{task.key}"
+        done = len(file.read_text()) if file.exists() else 0
+        if done < task.config.get("times", 1):
+            file.write_text("x" * (done + 1))
+            signal.pause() if task.config.get("hang") else os.kill(os.getpid(), signal.SIGKILL)
+        return Reply(metrics={"calls": done + 1})
 
     @on_client
     def where(self, task, device):

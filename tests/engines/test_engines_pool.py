@@ -1,6 +1,7 @@
 """Worker processes: results that do not depend on them, deaths that cost one task, and nobody left behind."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -10,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from made_context import Echo, Odd, federation
+from made_context import Echo, Odd, federation, made_context
 
-from potluck.core import Local, ResourceError, Task, digest
+from potluck.core import SERVER, Local, ResourceError, SettingsError, Task, digest
 from potluck.engines import ENGINES, TaskEnvelope
 from potluck.engines.pool.engine import Assignment, EnvelopeBatch, _batches
 from potluck.methods import FedAdam, FedAvg
@@ -137,12 +138,128 @@ def test_a_worker_killed_while_idle_is_replaced_and_costs_at_most_its_next_task(
     assert heard in (["c0", "c1", "c2", "c3", "c4"], ["c1", "c2", "c3", "c4"])
 
 
-def test_a_pool_whose_fork_server_is_gone_says_so():
+def test_a_pool_whose_fork_server_was_killed_says_so():
     with federation(Echo(), "pool", workers=1) as made:
-        os.kill(made.dispatcher.engine._pid, signal.SIGKILL)
-        os.waitpid(made.dispatcher.engine._pid, 0)
-        with pytest.raises(ResourceError, match="worker processes cannot be started"):
+        started = family(os.getpid())
+        pid = made.dispatcher.engine._pid
+        os.kill(pid, signal.SIGKILL)
+        assert all_gone(started)
+        with pytest.raises(ResourceError) as caught:
             list(made.dispatcher.open(0).send(Task("echo", f"c{n}") for n in range(4)))
+    assert str(caught.value) == (
+        f"the pool's worker processes cannot be started: their fork server (process {pid}) was killed by SIGKILL, "
+        "perhaps for lack of memory. Nothing that was saved is lost: potluck resume goes on."
+    )
+
+
+def test_a_fork_server_that_meets_a_limit_says_which_and_goes_on_when_there_is_room():
+    with federation(Echo(), "pool", workers=1) as made:
+        server = made.dispatcher.engine._pid
+        before = resource.prlimit(server, resource.RLIMIT_NOFILE)
+        resource.prlimit(server, resource.RLIMIT_NOFILE, (4, before[1]))
+        with pytest.raises(ResourceError, match=r"cannot be started: Too many open files \(a limit on memory, proc"):
+            list(made.dispatcher.open(0).send([Task("die", "c0"), Task("echo", "c1")]))
+        resource.prlimit(server, resource.RLIMIT_NOFILE, before)
+        assert [reply.task.to for reply in made.dispatcher.open(1).send([Task("echo", "c1")])] == ["c1"]
+
+
+def test_more_workers_than_a_machine_can_use_are_refused_before_any_is_forked():
+    most = 32 * os.cpu_count()
+    with pytest.raises(SettingsError) as caught:
+        ENGINES["pool"](made_context(Echo()), most + 1)
+    assert str(caught.value) == (
+        f"run.workers = {most + 1} is too many for a machine with {os.cpu_count()} cores: at most {most}. "
+        "Leave it out for one per core."
+    )
+    assert not family(os.getpid())
+
+
+# The server's own tasks
+
+
+def own(folder, key="", times=1, to=SERVER, **more):
+    return Task("hang_once", to, key, config={"folder": str(folder), "times": times, **more})
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("stack", [0, 4])
+def test_the_servers_own_tasks_are_done_again_if_their_worker_dies(tmp_path, times, stack):
+    with federation(Echo(), "pool", workers=2, stack=stack) as made:
+        session = made.dispatcher.open(0)
+        replies = list(session.send(own(tmp_path, f"k{n}", times * (n == 1)) for n in range(3)))
+        session.close()
+    assert [reply.task.key for reply in replies] == ["k0", "k1", "k2"]
+    assert [reply.metrics["calls"] for reply in replies] == [1, times + 1, 1]
+
+
+def test_a_server_task_whose_worker_dies_three_times_ends_the_send(tmp_path):
+    with federation(Echo(), "pool", workers=2) as made, pytest.raises(ResourceError) as caught:
+        list(made.dispatcher.open(0).send([own(tmp_path, "small", times=9)]))
+    assert (tmp_path / "serversmall").read_text() == "xxx"
+    assert str(caught.value) == (
+        "the server's own 'hang_once' (small) failed 3 times: unreachable (its worker process died). "
+        "Nothing that was saved is lost: potluck resume goes on."
+    )
+
+
+def test_tasks_that_score_are_sent_again_and_a_client_that_always_kills_its_worker_is_lost(tmp_path):
+    with federation(Echo(), "pool", workers=1) as made:
+        session = made.dispatcher.open(0, everyone=True)
+        times = {"c0": 0, "c1": 1, "c2": 99, "c3": 0}
+        heard = [reply.task.to for reply in session.send(own(tmp_path, "", n, to) for to, n in times.items())]
+        session.close()
+    assert heard == ["c0", "c1", "c3"]
+    assert {e.task.to: e.reason for e in session.entries if e.verdict == "absent"} == {
+        "c2": "failed: unreachable (its worker process died)"
+    }
+
+
+# Deadlines
+
+
+def test_a_client_that_hangs_is_absent_and_its_worker_is_replaced():
+    with federation(Echo(), "pool", workers=1, more={"deadline": 0.3}) as made:
+        session = made.dispatcher.open(0)
+        started = time.monotonic()
+        before = family(os.getpid())
+        heard = [r.task.to for r in session.send(Task("hang" if n == 2 else "echo", f"c{n}") for n in range(40))]
+        session.close()
+        assert time.monotonic() - started < 5
+        assert heard == [f"c{n}" for n in range(40) if n != 2]
+        (absent,) = (entry for entry in session.entries if entry.verdict == "absent")
+        assert (absent.task.to, absent.reason) == ("c2", "failed: no answer within 0.3 s")
+        (pid,) = {pid for pid, _ in before} - {made.dispatcher.engine._pid}
+        assert all_gone({one for one in before if one[0] == pid})
+
+
+def test_a_worker_that_is_stopped_is_replaced_too():
+    with federation(Echo(), "pool", workers=1, more={"deadline": 0.3}) as made:
+        (reply,) = made.dispatcher.open(0).send([Task("where", "c1")])
+        os.kill(reply.metrics["pid"], signal.SIGSTOP)
+        session = made.dispatcher.open(1)
+        heard = [r.task.to for r in session.send(Task("where", f"c{n}") for n in range(3))]
+    assert heard == ["c1", "c2"]
+    assert [entry.reason for entry in session.entries if entry.reason] == ["failed: no answer within 0.3 s"]
+
+
+def test_a_server_task_that_hangs_once_is_done_again_and_one_that_always_hangs_ends_the_send(tmp_path):
+    with federation(Echo(), "pool", workers=1, more={"deadline": 0.2}) as made:
+        (reply,) = made.dispatcher.open(0).send([own(tmp_path, "once", hang=True)])
+        assert reply.metrics["calls"] == 2
+        with pytest.raises(ResourceError, match=r"'hang_once' \(ever\) failed 3 times: no answer within 0.2 s"):
+            list(made.dispatcher.open(1).send([own(tmp_path, "ever", 9, hang=True)]))
+
+
+def test_stacked_clients_share_the_time_of_all_and_only_the_one_that_hangs_is_absent(tmp_path):
+    with federation(Echo(), "pool", workers=1, stack=3, more={"deadline": 0.2}) as made:
+        session = made.dispatcher.open(0)
+        heard = [r.task.to for r in session.send(Task("hang" if n == 1 else "echo", f"c{n}") for n in range(3))]
+    assert heard == ["c0", "c2"]
+
+
+def test_with_a_deadline_every_task_travels_alone():
+    sizes = [len(batch.envelopes) for batch in _batches(iter(envelopes(40, 1)), 2, 0, alone=True)]
+    assert sizes == [1] * 40
 
 
 # Nobody left behind

@@ -22,7 +22,7 @@ from potluck.report import (
     rounds_to,
     write_report,
 )
-from potluck.report.summary import main_target, targets, tier_average, tiers_differ
+from potluck.report.summary import main_target, mean_of, targets, tier_average, tiers_differ
 
 Tiers = Mapping[str, float | None]
 SHARES = {"watch": 3.0, "phone": 1.0}
@@ -307,3 +307,39 @@ def test_compare_rows_are_means_and_sample_deviations_over_seeds(tmp_path: Path)
 def test_runs_that_share_label_and_seed_are_kept_apart_by_name(tmp_path: Path) -> None:
     runs = [read_record(made_run(tmp_path / name, rounds=1, name=name)) for name in ("slow", "fast")]
     assert list(group_by_method(runs)) == ["FedAvg · slow", "FedAvg · fast"]
+
+
+def diverged(base: Path) -> list[RunRecord]:
+    """FedAvg with seeds 0 and 1; FedProx with seeds 0 and 1, of which the second diverged after a round of score 1."""
+    tiers = {"watch": 0.5}
+    ended = [made_with_tiers(base / f"{name}-{seed}", tiers, shared=0.6, seed=seed, shares={"watch": 1.0})
+             for name, seed in (("FedAvg", 0), ("FedAvg", 1), ("FedProx", 0))]  # fmt: skip
+    stopped = manifest("FedProx", 1, status="diverged", fault_round=12, fault="round 12: 'x' is not finite")
+    scores = [{"round": 11, "global": {"test": {"accuracy": 1.0}}, "tiers": {"watch": {"test": {"accuracy": 1.0}}}}]
+    return [*ended, read_record(write_folder(base / "FedProx-1", stopped, [task(11, "c0", "watch")], scores))]
+
+
+def test_a_run_that_diverged_is_in_no_mean_and_is_told(tmp_path: Path) -> None:
+    runs = diverged(tmp_path)
+    averaged, proximal = compare_rows(runs)
+    assert (averaged["runs"], averaged["failed"]) == (2, [])
+    assert (proximal["runs"], proximal["seeds"]) == (1, [0])
+    assert proximal["failed"] == [{"seed": 1, "status": "diverged", "round": 12}]
+    assert proximal["global"] == {"mean": 0.6, "sd": None, "count": 1}
+    assert proximal["tiers"] == {"watch": {"mean": 0.5, "sd": None, "count": 1}}
+    assert mean_of(proximal["rounds_to"]["0.95"]) is None  # type: ignore[index]
+    assert "seed 1 diverged in round 12" in " ".join(" ".join(shown(100, *runs)).split())
+    page = write_report([run.folder for run in runs], tmp_path / "page.html").read_text("utf-8")
+    assert "FedProx, seed 1, diverged in round 12" in page
+    assert "100.0" not in re.sub(r"(?s)<details.*?</details>", "", page)
+
+
+def test_a_comparison_in_which_every_run_diverged_has_a_table_and_a_page(tmp_path: Path) -> None:
+    runs = diverged(tmp_path)[3:]
+    both = [*runs, read_record(made_run(tmp_path / "b", "FedAvg", status="failed", fault_round=3))]
+    assert [row["runs"] for row in compare_rows(both)] == [0, 0]
+    text = " ".join(" ".join(shown(100, *both)).split())
+    assert "diverged in round 12" in text
+    assert "failed in round 3" in text
+    assert "<html" in write_report([run.folder for run in both], tmp_path / "page.html").read_text("utf-8")
+    assert "diverged in round 12" in write_report([runs[0].folder], tmp_path / "one.html").read_text("utf-8")

@@ -190,3 +190,50 @@ def test_the_manifest_holds_what_the_method_declares(compared):
         ("one", False, True),
         ("any", True, False),
     ]
+
+
+DIVERGING = [{"name": "fedavg"}, {"name": "tiny_runs:Diverges", "last": 1}, {"name": "fedprox"}]
+
+
+def test_a_run_that_diverges_is_marked_and_the_others_go_on(tmp_path):
+    results = compare(tiny(run={"retries": 0}), tmp_path, DIVERGING, [0], lambda *_: Listener())
+    assert [type(result).__name__ for result in results] == ["Result", "FailedRun", "Result"]
+    found = results[1]
+    assert (found.how, found.seed, found.method) == ("diverged in round 2", 0, "tiny_runs:Diverges")
+    assert "is not finite" in found.reason
+    told = read_run(found.folder).manifest
+    assert (told["status"], told["fault_round"], told["fault"]) == ("diverged", 2, found.reason)
+    assert [read_run(results[place].folder).manifest["status"] for place in (0, 2)] == ["done", "done"]
+
+
+def test_the_same_comparison_again_does_not_stop_at_the_run_that_diverged(tmp_path):
+    settings = tiny(run={"retries": 0})
+    first = compare(settings, tmp_path, DIVERGING, [0], lambda *_: Listener())
+    heard = [Listener(), Listener(), Listener()]
+    watches = iter(heard)
+    again = compare(settings, tmp_path, DIVERGING, [0], lambda *_: next(watches))
+    assert [result.plain() for result in again] == [result.plain() for result in first]
+    assert [watch.rounds for watch in heard] == [[], [], []]
+    assert heard[1].warnings == [f"diverged in round 2; to run it again, delete {first[1].folder}"]
+
+
+def test_a_run_that_lost_its_quorum_is_marked_and_tried_again_by_the_same_command(tmp_path):
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    (marks / "forever").touch()
+    methods = [{"name": "tiny_runs:Moody", "folder": str(marks)}, {"name": "fedprox"}]
+    first = compare(tiny(), tmp_path / "out", methods, [0], lambda *_: Listener())
+    assert (first[0].how, first[1].rounds) == ("failed in round 1", 3)
+    assert "the battery is flat" in first[0].reason
+    (marks / "forever").unlink()
+    again = compare(tiny(), tmp_path / "out", methods, [0], lambda *_: Listener())
+    assert [result.rounds for result in again] == [3, 3]
+    manifest = read_run(again[0].folder).manifest
+    assert (manifest["status"], manifest.get("fault"), manifest.get("fault_round")) == ("done", None, None)
+
+
+def test_what_is_not_about_the_clients_still_ends_a_comparison(tmp_path):
+    (tmp_path / "break").touch()
+    methods = [{"name": "tiny_runs:Fragile", "folder": str(tmp_path)}, {"name": "fedprox"}]
+    with pytest.raises(RuntimeError, match="a wheel came off"):
+        compare(tiny(), tmp_path / "out", methods, [0], lambda *_: Listener())

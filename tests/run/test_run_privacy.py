@@ -3,19 +3,21 @@
 import importlib
 import json
 import math
+import os
+import signal
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from tiny_runs import events, tiny
+from tiny_runs import events, kept, tiny
 
 from potluck.cli.display import print_result
-from potluck.core import Expected, SettingsError, Task, on_client
-from potluck.engines import ENGINES, Graphs
+from potluck.core import SERVER, Cost, Expected, SettingsError, Task, on_client
+from potluck.engines import ENGINES, Graphs, LedgerEntry
 from potluck.methods import METHODS, FedAvg
 from potluck.report import privacy_guarantee, read_record, render
 from potluck.run import assemble, experiment, resume, run
-from potluck.run.privacy import epsilon, noise
+from potluck.run.privacy import count_uploads, epsilon, noise
 
 NOISY = {"clip": 0.5, "noise": 0.2}
 PUBLIC = {"clients": 8, "public": 20}
@@ -257,3 +259,30 @@ def test_the_promise_is_told_at_the_end_and_in_the_report(tmp_path, capsys):
     assert line in render([read_record(result.folder)], "x")
     print_result(result, as_json=True)
     assert json.loads(capsys.readouterr().out)["privacy"]["epsilon"] == pytest.approx(2.0)
+
+
+def test_an_update_that_may_have_left_counts_and_work_without_an_update_does_not():
+    tasks = [Task("train", client) for client in ("c1", "c2", "c3", SERVER)]
+    sent, lost, absent = {"cost": Cost(bytes_up=4)}, {"lost": True}, {}
+    entries = [
+        LedgerEntry(n, task, "absent", **more)
+        for n, (task, more) in enumerate(zip(tasks, (sent, lost, absent, sent), strict=True))
+    ]
+    assert count_uploads({"c1": 2}, entries) == {"c1": 3, "c2": 1}
+
+
+@dataclass(frozen=True)
+class Doomed(FedAvg):
+    """FedAvg whose client c5 kills its worker."""
+
+    @on_client
+    def train(self, task, device):
+        if task.to == "c5":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return (yield from super().train(task, device))
+
+
+def test_a_client_that_was_lost_with_its_worker_counts_as_one_that_sent(tmp_path):
+    one = noisy(rounds=1, run={"engine": "pool", "workers": 1}, method=None)
+    run(one, tmp_path / "run", method=Doomed(local=one.local))
+    assert kept(tmp_path / "run")[1]["progress"]["uploads"] == {"c0": 1, "c1": 1, "c5": 1}

@@ -119,26 +119,33 @@ def compare(
     engine: EngineOption = None,
     format: FormatOption = Format.table,
 ) -> None:
-    """Run several methods on the same data, clients and cohorts; print a table and write one report."""
+    """Run several methods on the same data, clients and cohorts; print a table and write one report.
+
+    A run that diverges is marked, and the others go on; the exit code is then 8.
+    """
     from potluck.cli import arguments, display
     from potluck.report import compare_rows, read_record, write_report
+    from potluck.run import FailedRun, read_experiment
     from potluck.run import compare as run_comparison
-    from potluck.run import read_experiment
+    from potluck.run.comparison import refuse_unfinished
+    from potluck.run.session import fresh_path
 
     experiment = read_experiment(file, [*(changes or ()), *_engine_changes(engine)])
     wanted = arguments.comparison_methods(experiment, methods)
     numbers = arguments.comparison_seeds(experiment, seeds)
-    folder = out or arguments.new_comparison_folder(experiment.name)
+    folder = out or fresh_path(experiment.name, "compare")
     with display.show_comparison_progress(experiment.rounds) as watcher:
         results = run_comparison(experiment, folder, wanted, numbers, watcher)
     runs = [read_record(result.folder) for result in results]
     page = write_report([result.folder for result in results], folder / "report.html", title=experiment.name)
     if format is Format.json:
-        rows = compare_rows(runs)
-        display.print_json({"report": str(page), "runs": [r.plain() for r in results], "rows": rows})
-        return
-    display.print_comparison(runs)
-    display.print_line(f"report: {page}")
+        failed = [result.plain() for result in results if isinstance(result, FailedRun)]
+        done = [result.plain() for result in results if not isinstance(result, FailedRun)]
+        display.print_json({"report": str(page), "runs": done, "failed": failed, "rows": compare_rows(runs)})
+    else:
+        display.print_comparison(runs)
+        display.print_line(f"report: {page}")
+    refuse_unfinished(results)
 
 
 @app.command(epilog="Example: potluck report runs/digits-fedavg-s0 runs/digits-fedprox-s0 --to both.html")

@@ -60,15 +60,6 @@ def comparison_seeds(experiment: Experiment, given: str | None) -> list[int]:
         raise SettingsError(f"--seeds {given}: write whole numbers, such as --seeds 0,1,2.") from None
 
 
-def new_comparison_folder(name: str) -> Path:
-    """A path under runs/ for a comparison, which does not exist yet."""
-    number, path = 1, Path("runs") / f"{name}-compare"
-    while path.exists():
-        number += 1
-        path = Path("runs") / f"{name}-compare-{number}"
-    return path
-
-
 def run_folders(given: list[Path]) -> list[Path]:
     """Every run folder among these folders and directly inside them."""
     found: list[Path] = []

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from potluck.cli.safe_text import SafeConsole, visible
 from potluck.ledger import replace_nonfinite
 
 if TYPE_CHECKING:
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from potluck.run import Result
     from potluck.run.contract import Verdict
 
-OUT = Console()
-ERR = Console(stderr=True)
+OUT = SafeConsole()
+ERR = SafeConsole(stderr=True)
 
 
 class LineProgress:
     """Progress as plain lines: one for each scored round, at most one every `pause` seconds, and always the last."""
 
     def __init__(self, rounds: int, title: str, pause: float = 0.5) -> None:
-        self.rounds, self.title, self.pause = rounds, title, pause
+        self.rounds, self.title, self.pause = rounds, visible(" ".join(title.split())), pause
         self.started = self.last = time.monotonic()
 
     def round(self, done: int, scores: Mapping[str, Any] | None, totals: Mapping[str, float]) -> None:
@@ -38,12 +38,12 @@ class LineProgress:
         self.last = now
         left = (now - self.started) / max(done, 1) * (self.rounds - done)
         print(
-            f"{self.title}: round {done}/{self.rounds}  {progress_text(scores, totals)}  {left:.0f} s left",
+            f"{self.title}: round {done}/{self.rounds}  {visible(progress_text(scores, totals))}  {left:.0f} s left",
             file=ERR.file,
         )
 
     def warn(self, text: str) -> None:
-        print(f"{self.title}: {text}", file=ERR.file)
+        print(f"{self.title}: {visible(' '.join(text.split()))}", file=ERR.file)
 
 
 class BarProgress:
@@ -93,10 +93,10 @@ def format_bytes(count: float) -> str:
 
 def _progress() -> Progress:
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=20),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[scores]}"),
+        TextColumn("{task.fields[scores]}", markup=False),
         TimeRemainingColumn(),
         console=ERR,
     )

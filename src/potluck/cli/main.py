@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Sequence
+from types import FrameType
+from typing import Any
 
 DEBUG_VARIABLE = "POTLUCK_DEBUG"
 INTERRUPTED = 130
 RESOURCE = 6
 OUTPUT_CLOSED = 141
 """The exit code of SIGPIPE: the reader of our output closed it before the end."""
+TOGETHER = 1.0
+"""Seconds within which a Ctrl-C and a SIGTERM are one request to stop."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -20,20 +27,67 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given or os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
     given = [argument for argument in given if argument != "--debug"]
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # so that `name = "my_module:MyMethod"` finds a file beside the settings
+    before = _set_signals(_interrupt)
     try:
-        code = _run_command(given)
-    except KeyboardInterrupt as stop:
-        print(f"potluck: {str(stop) or 'interrupted'}", file=sys.stderr)
-        code = INTERRUPTED
-    except BrokenPipeError:
-        code = OUTPUT_CLOSED
-    except Exception as fault:
-        if debug:
-            traceback.print_exc()
-        code = _print_error(fault)
-    _exit(code)
+        try:
+            code = _run_command(given)
+        except KeyboardInterrupt as stop:
+            _set_signals(signal.SIG_IGN)
+            _complain(_what_was_interrupted(stop))
+            code = INTERRUPTED
+        except BrokenPipeError:
+            code = OUTPUT_CLOSED
+        except Exception as fault:
+            if debug:
+                traceback.print_exc()
+            code = _print_error(fault)
+        if arguments is None:  # the process ends now: libraries clean up, and a signal must not show them to the user
+            _set_signals(lambda number, frame: os._exit(code))
+            before = {}
+        _exit(code)
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+
+
+def _set_signals(handler: Any) -> dict[signal.Signals, Any]:
+    """Sets what Ctrl-C and SIGTERM do, unless they are ignored; returns what they did. A run has its own handler."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    kinds = (signal.SIGINT, signal.SIGTERM)
+    return {
+        kind: signal.signal(kind, handler) for kind in kinds if signal.getsignal(kind) not in (signal.SIG_IGN, None)
+    }
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Turns a signal into KeyboardInterrupt; the same one again ends the process at once."""
+    first = time.monotonic()
+
+    def end(other: int, frame: FrameType | None) -> None:
+        if other == number or time.monotonic() - first > TOGETHER:
+            os._exit(INTERRUPTED)
+
+    _set_signals(end)
+    if _is_importing(frame):  # nothing has begun yet, and libraries do not expect an exception there
+        os.write(2, b"potluck: interrupted\n")
+        os._exit(INTERRUPTED)
+    raise KeyboardInterrupt
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None
+
+
+def _what_was_interrupted(stop: BaseException | None) -> str:
+    """What an interruption says; a second one on its way out says nothing, and is not asked."""
+    while stop is not None:
+        if isinstance(stop, KeyboardInterrupt) and str(stop):
+            return str(stop)
+        stop = stop.__context__
+    return "interrupted"
 
 
 def _run_command(given: list[str]) -> int:
@@ -55,25 +109,31 @@ def _run_command(given: list[str]) -> int:
         message = getattr(fault, "format_message", fault.__str__)()
         text = " ".join(str(message).replace("Value error, ", "").split()).rstrip(".")
         end = "" if text.endswith("?") else "."
-        print(f"potluck: {text}{end} Try `potluck --help`.", file=sys.stderr)
+        _complain(f"{text}{end} Try `potluck --help`.")
         return int(getattr(fault, "exit_code", 2))
 
 
 def _print_error(fault: Exception) -> int:
     """Prints what went wrong in one line; returns the exit code."""
     if _out_of_memory(fault):
-        print("potluck: out of memory. Use fewer workers (--set run.workers=1) or a smaller model.", file=sys.stderr)
+        _complain("out of memory. Use fewer workers (--set run.workers=1) or a smaller model.")
         return RESOURCE
     code = getattr(fault, "exit_code", None)
     if isinstance(code, int):
-        print(f"potluck: {' '.join(str(fault).split())}", file=sys.stderr)
+        _complain(str(fault))
         return code
     if isinstance(fault, OSError) and fault.strerror:
-        print(f"potluck: {fault.filename or 'the machine'}: {fault.strerror}.", file=sys.stderr)
+        _complain(f"{fault.filename or 'the machine'}: {fault.strerror}.")
         return RESOURCE
-    text = " ".join(str(fault).split())
-    print(f"potluck: {type(fault).__name__}: {text} (internal error; rerun with --debug)", file=sys.stderr)
+    _complain(f"{type(fault).__name__}: {fault} (internal error; rerun with --debug)")
     return 1
+
+
+def _complain(text: str) -> None:
+    """Prints an error in one line; control characters in it are shown as marks."""
+    from potluck.cli.safe_text import visible
+
+    print(f"potluck: {visible(' '.join(text.split()))}", file=sys.stderr)
 
 
 def _out_of_memory(fault: Exception) -> bool:

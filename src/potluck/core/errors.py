@@ -27,6 +27,10 @@ class QuorumError(UserError):
     exit_code = 5
 
 
+class DivergedError(QuorumError):
+    """A round without a quorum because the clients' updates are not finite."""
+
+
 class ResourceError(UserError):
     """The machine lacks a resource: disk space, a port, a lock, memory, a GPU."""
 

@@ -2,9 +2,10 @@
 
 from potluck.data.federation import ClientShard, Federation
 from potluck.data.registry import load, load_public, sources
-from potluck.data.settings import Data
+from potluck.data.settings import OWN, Data
 from potluck.data.source import InputScaling, Source, from_arrays
 
 __all__ = [
-    "ClientShard", "Data", "Federation", "InputScaling", "Source", "from_arrays", "load", "load_public", "sources",
+    "OWN", "ClientShard", "Data", "Federation", "InputScaling", "Source", "from_arrays", "load", "load_public",
+    "sources",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ import numpy as np
 
 from potluck.core import InputError, ResourceError, SettingsError
 from potluck.data import cifar, idx, npz, sentences, tags, text
-from potluck.data.settings import Data
+from potluck.data.settings import OWN, Data
 from potluck.data.source import Source, from_arrays
 
 
@@ -57,6 +57,10 @@ def sources() -> Mapping[str, str]:
 
 def load(data: Data) -> Source:
     """Reads the data set that these settings name into memory."""
+    if data.name == OWN:
+        raise SettingsError(
+            f"data.name = '{OWN}' stands for data of your own; hand it over in Python: potluck.run.run(source=...)."
+        )
     if data.name not in _READERS:
         near = difflib.get_close_matches(data.name, _READERS, 1)
         hint = f"Did you mean '{near[0]}'?" if near else f"There are {', '.join(_READERS)}."

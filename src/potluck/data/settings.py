@@ -8,8 +8,14 @@ from typing import Literal
 
 Scaling = Literal["auto", "standard"]
 
+OWN = "own"
+"""The name of data that is handed over in Python and not read from a file."""
+
 MOST_TOKENS = 99_000
 """The largest vocabulary; a higher setting is a mistake."""
+
+MOST_ROWS = 10**9
+"""The most rows of a client; a higher setting is a mistake, and would fill the memory."""
 
 LONGEST = 1024
 """The largest side of an image; a higher setting is a mistake, and would fill the memory."""
@@ -51,7 +57,7 @@ class Data:
     """Which data set, and who holds which rows of it."""
 
     name: str = "digits"
-    """What to read: `potluck list data` shows all names."""
+    """What to read: `potluck list data` shows all names. "own": data that was handed over in Python (`source=`)."""
     path: str = ""
     """The folder or file to read; digits needs none."""
     test_path: str = ""
@@ -138,6 +144,8 @@ class Data:
             raise ValueError(f"data.vocabulary = {self.vocabulary} is above {MOST_TOKENS}")
         if self.samples is not None and self.samples < 1:
             raise ValueError(f"data.samples = {self.samples} is below 1; leave it out to divide the data up")
+        if self.samples is not None and self.samples > MOST_ROWS:
+            raise ValueError(f"data.samples = {self.samples} is above {MOST_ROWS}")
         if not (self.alpha > 0 and math.isfinite(self.alpha)):
             raise ValueError(f"data.alpha = {self.alpha} must be a number above 0")
         if self.groups > self.clients:

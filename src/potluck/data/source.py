@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -72,6 +74,30 @@ class Source:
     """The token that ends the first text of a row if rows may hold two texts; -1: they hold one."""
     tagged: bool = False
     """Whether the labels of a row are BIO tags of its tokens; `names` holds the tags."""
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over every row, label and user, and how inputs are scaled. Names do not count."""
+        total = hashlib.sha256(repr((self.classes, self.tokens, self.pad, self.sep, self.tagged)).encode())
+        for name, column in self._columns():
+            total.update(f"{name} {column.dtype} {tuple(column.shape)}".encode())
+            total.update(np.ascontiguousarray(column.numpy()).reshape(-1).view(np.uint8).data)
+        total.update(_scaling_text(self.train.prepare).encode())
+        return total.hexdigest()
+
+    def _columns(self) -> Iterator[tuple[str, Tensor]]:
+        for split, examples in (("train", self.train), ("test", self.test)):
+            if examples is not None:
+                yield from ((f"{split} {name}", examples.column(name)) for name in sorted(examples.columns))
+        if self.users is not None:
+            yield "users", self.users
+
+
+def _scaling_text(prepare: Prepare | None) -> str:
+    """How inputs are scaled, to six digits: the last bits of a mean differ from machine to machine."""
+    if not isinstance(prepare, InputScaling):
+        return "none" if prepare is None else type(prepare).__name__
+    return " ".join(f"{value:.6g}" for value in (*prepare.mean, *prepare.std))
 
 
 def from_arrays(

@@ -52,6 +52,8 @@ class SimulationContext:
     """How many clients a GPU trains side by side, under the engine "graphs"."""
     mechanism: GaussianMechanism | None = None
     """Adds noise to a client's update before it leaves the device; None: no noise."""
+    deadline: float = 0.0
+    """Seconds that a task may take in a worker process; 0: no limit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +62,10 @@ class TaskEnvelope:
 
     task: Task
     memory: Mapping[str, Any] = EMPTY
+    attempt: int = 0
+    """Which attempt at the round this is; each has its own noise under [privacy]."""
+    needed: bool = False
+    """Whether the run needs the result: the task is the server's own or scores a model. It stays on the server."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,3 +79,5 @@ class TaskResult:
     fault: str = ""
     """The exception that the client side raised, or the reason why it skipped the task."""
     skipped: bool = False
+    lost: bool = False
+    """Whether the task was under way when its worker died or was given up."""

@@ -23,6 +23,7 @@ from potluck.core import (
     Task,
     Weight,
     Zoo,
+    one_line,
     payload,
 )
 from potluck.engines.context import TaskEnvelope, TaskResult
@@ -46,6 +47,11 @@ class LedgerEntry:
     cost: Cost = Cost()
     skipped: bool = False
     """Whether the client is absent because it had nothing to do."""
+    lost: bool = False
+    """Whether an update may have left the client although none came: its worker died or was given up."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", one_line(self.reason))
 
 
 @dataclass
@@ -62,10 +68,15 @@ class Dispatcher:
     """Whether a client drops out of this attempt at this round, in the simulation."""
     strikes: dict[str, int] = field(default_factory=dict)
     """How often the gate refused each client in committed rounds."""
+    charge: Callable[[Task], None] = lambda task: None
+    """Called before a task goes to a client that will upload something."""
 
-    def open(self, index: int, attempt: int = 0, everyone: bool = False) -> RoundSession:
-        """A new session for one attempt at one round; with `everyone`, no client drops out or is blacklisted."""
-        return RoundSession(self, index, attempt, everyone)
+    def open(self, index: int, attempt: int = 0, everyone: bool = False, needed: bool = False) -> RoundSession:
+        """A new session for one attempt at one round; with `everyone`, no client drops out or is blacklisted.
+
+        With `everyone` or `needed`, a task whose worker died is sent again, as the server's own tasks always are.
+        """
+        return RoundSession(self, index, attempt, everyone, everyone or needed)
 
 
 @dataclass
@@ -76,6 +87,7 @@ class RoundSession:
     index: int
     attempt: int = 0
     everyone: bool = False
+    needed: bool = False
     entries: list[LedgerEntry] = field(default_factory=list)
     staged: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """New client memories of this round, by client."""
@@ -157,7 +169,9 @@ class RoundSession:
             version, memory = self._memory(task.to)
             waiting[address] = (position, task)
             sent = Task(task.verb, task.to, task.key, self.index, task.models, task.arrays, task.config, version)
-            yield TaskEnvelope(sent, memory)
+            if task.to != SERVER and uploads(task):
+                self.dispatcher.charge(sent)
+            yield TaskEnvelope(sent, memory, self.attempt, task.to == SERVER or self.needed)
 
     def _absence(self, client: str) -> str:
         if client == SERVER or self.everyone:
@@ -176,10 +190,16 @@ class RoundSession:
         if reply is None:
             reason = result.fault if result.skipped else f"failed: {result.fault}"
             cost = Cost(bytes_down=payload(task))
-            return LedgerEntry(position, result.task, "absent", reason, cost=cost, skipped=result.skipped)
+            lost = result.lost and uploads(task)
+            return LedgerEntry(position, result.task, "absent", reason, cost=cost, skipped=result.skipped, lost=lost)
         refused = self.dispatcher.gate.refusal(task, reply)
         if refused:
             return LedgerEntry(position, result.task, "quarantined", refused, cost=reply.cost)
         if result.memory is not None:
             self.staged[task.to] = result.memory
         return LedgerEntry(position, result.task, "accepted", "", reply.weight, reply.metrics, reply.cost)
+
+
+def uploads(task: Task) -> bool:
+    """Whether the reply to this task holds tensors."""
+    return bool(task.expects.models or task.expects.arrays)

@@ -56,15 +56,14 @@ class Wire(Serial):
 
 def envelope_fields(envelope: TaskEnvelope) -> dict[str, object]:
     """An envelope as a mapping that `pack` accepts."""
-    return {"task": envelope.task, "memory": envelope.memory}
+    return {"task": envelope.task, "memory": envelope.memory, "attempt": envelope.attempt}
 
 
 def unpack_envelope(data: bytes) -> TaskEnvelope:
     """The envelope that was packed into these bytes."""
     found = unpack(data)
-    task, memory = found["task"], found["memory"]
-    assert isinstance(task, Task)
-    return TaskEnvelope(task, memory)
+    assert isinstance(found["task"], Task)
+    return TaskEnvelope(**found)
 
 
 def pack_result(result: TaskResult) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -197,7 +198,7 @@ class TaskRun:
             envelope = _move_envelope(envelope, worker.hardware)
         self.job: FitJob | None = None
         """The fit job that it waits for; None: the task is done."""
-        self._task, self._worker = envelope.task, worker
+        self._task, self._worker, self._attempt = envelope.task, worker, envelope.attempt
         task = envelope.task
         self._bare = Task(task.verb, task.to, task.key, task.round, config=task.config, memory=task.memory)
         self._before = memory_entries(dict(envelope.memory))
@@ -267,7 +268,9 @@ class TaskRun:
         task, context = self._task, self._worker.context
         if context.mechanism is None or task.to == SERVER or task.verb in ("score", "personalise"):
             return reply
-        return context.mechanism(task, reply, context.zoo, stream(context.seed, "veil", *task.address))
+        # A retried round sends other noise: equal noise on two unequal updates would show how they differ.
+        again = (self._attempt,) if self._attempt else ()
+        return context.mechanism(task, reply, context.zoo, stream(context.seed, "veil", *task.address, *again))
 
 
 def _move_envelope(envelope: TaskEnvelope, hardware: torch.device) -> TaskEnvelope:
@@ -277,7 +280,7 @@ def _move_envelope(envelope: TaskEnvelope, hardware: torch.device) -> TaskEnvelo
         *(task.verb, task.to, task.key, task.round, task.models, to_device(task.arrays, hardware)),
         *(task.config, task.memory),
     )
-    return TaskEnvelope(moved, to_device(envelope.memory, hardware))
+    return replace(envelope, task=moved, memory=to_device(envelope.memory, hardware))
 
 
 def memory_entries(value: Any, path: tuple[str, ...] = ()) -> list[MemoryEntry]:

@@ -38,6 +38,7 @@ from potluck.report.summary import (
     capitalize,
     client_measures,
     compare_rows,
+    failure_words,
     group_by_method,
     mean_of,
     mean_sd,
@@ -48,6 +49,7 @@ from potluck.report.summary import (
     sd_of,
     tier_names,
     tiers_differ,
+    with_results,
 )
 from potluck.report.svg import Mark, PlotAxis, plot
 from potluck.report.units import MetricFormat, format_count
@@ -68,7 +70,8 @@ BEST_NOTES = {
 def compare_body(runs: Sequence[RunRecord], page: Path) -> Markup:
     """The comparison first, then every run on its own. `page` is where the page will be, for links to other reports."""
     groups = group_by_method(runs)
-    methods = list(zip(palette(groups), groups.values(), strict=True))
+    every = zip(palette(groups), groups.values(), strict=True)
+    methods = [(series, ended) for series, members in every if (ended := with_results(members))]
     return join(
         _verdict(runs),
         _variants_section(runs),
@@ -103,11 +106,13 @@ def _tier_curve(name: str, run: RunRecord) -> LearningCurve:
 def _score_table(runs: Sequence[RunRecord]) -> Markup:
     rows, metric, tiers = compare_rows(runs), metric_format(*runs), tier_names(runs)
     asked = client_measures(rows)
-    average = ["average"] * tiers_differ(runs)
+    average = ["average"] * tiers_differ(with_results(runs))
     columns = [_column(metric, rows, partial(_entry, key)) for key in ("global", *average, *asked)]
     columns += [_column(metric, rows, partial(_tier_entry, name)) for name in tiers]
     columns += [_column(metric, rows, partial(_entry, key)) for key in ("clients", "worst", "best")]
-    starts = [[text(row["label"]) + _signs(row), format_count(number(row["runs"]))] for row in rows]
+    starts = [
+        [text(row["label"]) + _signs(row) + failure_words(row), format_count(number(row["runs"]))] for row in rows
+    ]
     lines = [[*start, *cells] for start, *cells in zip(starts, *columns, strict=True)]
     head = ["", "runs", "global", *average, *asked, *tiers, "client mean", "worst tenth", best_heading(*runs)]
     spread = "mean ± standard deviation over seeds (a single seed has no deviation)"
@@ -119,6 +124,8 @@ def _score_table(runs: Sequence[RunRecord]) -> Markup:
     notes += [personal_note(rows)] * ("personal" in asked)
     notes += ["† Scored by its clients, each on its own examples."] * any("†" in _signs(row) for row in rows)
     notes += ["‡ A bound that ignores what devices can carry: not ranked."] * any(row["bound"] for row in rows)
+    failed = [f"{run.label}, seed {run.seed}, {run.failure}" for run in runs if run.failure]
+    notes += [f"In no mean: {'; '.join(failed)}."] * bool(failed)
     scores = table(head, lines, kind="many" if len(head) > 8 else "")
     return join(tag("h2", capitalize(metric.name)), scores, note(" ".join(notes)))
 
@@ -173,10 +180,10 @@ def _variants_section(runs: Sequence[RunRecord]) -> Markup | None:
 
 
 def variant_scores(runs: Sequence[RunRecord]) -> VariantScores:
-    """The final score of each method under each variant, over seeds."""
+    """The final score of each method under each variant, over the seeds that have a result."""
     scores: dict[str, dict[str, list[float | None]]] = {}
     for run in runs:
-        final = run.curve.final
+        final = run.curve.final if not run.failure else None
         method = run.label.removesuffix(f", {run.variant}")
         scores.setdefault(method, {}).setdefault(run.variant, []).append(final.score if final else None)
     return {method: {name: mean_sd(found) for name, found in each.items()} for method, each in scores.items()}
@@ -224,7 +231,7 @@ def _run(run: RunRecord, page: Path) -> Markup:
     if own.exists() and own.resolve() != page.resolve():
         link = tag("p", tag("a", "The full report of this run", href=_relative_link(own, page)))
     score = metric_format(run).format(run.curve.final.score) if run.curve.final else "no scores yet"
-    title = f"{run.name}: {run.label}{seed} ({run.status}, {score})"
+    title = f"{run.name}: {run.label}{seed} ({run.failure or run.status}, {score})"
     return collapsible(title, status_line(run), link, run_brief(run))
 
 

@@ -78,9 +78,11 @@ def _shared_title(runs: Sequence[RunRecord]) -> str:
 
 def _overview(runs: Sequence[RunRecord]) -> Markup:
     methods = len(group_by_method(runs))
-    unfinished = sum(run.status != "done" for run in runs)
+    failed = sum(bool(run.failure) for run in runs)
+    unfinished = sum(run.status != "done" for run in runs) - failed
     words = f"{len(runs)} runs of {methods} {'methods' if methods != 1 else 'method'}"
     tail = f" · {unfinished} not finished" if unfinished else ""
+    tail += f" · {failed} diverged or failed" if failed else ""
     return tag("p", words + tail, class_="lede")
 
 

@@ -117,7 +117,8 @@ def _sort_events(events: Iterable[Json]) -> _EventLog:
         match event.get("event"):
             case "task":
                 task = _task(event)
-                key = (task.round, task.client, text(event.get("verb")), text(event.get("key")))
+                attempt = integer(event.get("attempt"))
+                key = (task.round, task.client, text(event.get("verb")), text(event.get("key")), attempt)
                 log.tasks[key if task.client else (position,)] = task
                 if transfer := parse_transfer(event):
                     log.transfers[key] = transfer

@@ -312,6 +312,14 @@ class RunRecord:
     """CKA and PCA of the tiers' features, as written; `features.py` reads them."""
 
     @property
+    def failure(self) -> str:
+        """How the run ended without a result, such as "diverged in round 12"; empty if it did not end so."""
+        if self.status not in ("diverged", "failed"):
+            return ""
+        at = self.manifest.get("fault_round")
+        return f"{self.status} in round {at}" if isinstance(at, int) else self.status
+
+    @property
     def rounds_done(self) -> int:
         """Number of rounds done so far."""
         scored = self.curve.points[-1].round if self.curve.points else 0

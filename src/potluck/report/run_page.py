@@ -58,8 +58,8 @@ def status_line(run: RunRecord) -> Markup:
     planned = f" of {run.planned_rounds}" if run.planned_rounds is not None else ""
     seed = f" · seed {run.seed}" if run.seed is not None else ""
     words = f" {run.label} · {run.rounds_done}{planned} rounds{seed}"
-    css_class = run.status if run.status in {"done", "running", "interrupted", "failed"} else "unknown"
-    return tag("p", tag("span", run.status, class_=f"chip {css_class}"), words, class_="lede")
+    css_class = run.status if run.status in {"done", "running", "interrupted", "failed", "diverged"} else "unknown"
+    return tag("p", tag("span", run.failure or run.status, class_=f"chip {css_class}"), words, class_="lede")
 
 
 def _headline(run: RunRecord) -> Markup:

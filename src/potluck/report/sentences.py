@@ -10,7 +10,16 @@ from dataclasses import dataclass
 
 from potluck.report.json_values import integer, mapping, number, text
 from potluck.report.records import SERVER, RunRecord
-from potluck.report.summary import Row, compare_rows, mean_of, metric_format, rankable_rows, sd_of, tier_names
+from potluck.report.summary import (
+    Row,
+    compare_rows,
+    mean_of,
+    metric_format,
+    rankable_rows,
+    sd_of,
+    tier_names,
+    with_results,
+)
 from potluck.report.units import GAP, MetricFormat
 
 TIE = 0.0005
@@ -70,7 +79,7 @@ def _cautions(rows: list[Row], ranked: list[Row], runs: Sequence[RunRecord]) -> 
         found.append(f"Not ranked: {', '.join(bounds)}, a bound that ignores what devices can carry.")
     if others := [text(row["label"]) for row in rows if row not in ranked and not row["bound"]]:
         found.append(f"Not ranked: {', '.join(others)}, scored by its clients and not on the shared test set.")
-    done = sorted({run.rounds_done for run in runs})
+    done = sorted({run.rounds_done for run in with_results(runs)})
     if len(done) > 1:
         found.append(f"The runs differ in length: {done[0]} to {done[-1]} rounds done.")
     return found

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from potluck.report.json_values import Json, mapping, number
+from potluck.report.json_values import Json, mapping, number, sequence
 from potluck.report.records import LearningCurve, ModelScore, RoundScores, RunRecord, TierRecord
 from potluck.report.units import CORRELATIONS, MetricFormat
 
@@ -197,12 +197,29 @@ def method_facts(runs: Sequence[RunRecord]) -> Json:
     return first if all(other == first for other in others) else {}
 
 
+def with_results(runs: Iterable[RunRecord]) -> list[RunRecord]:
+    """The runs that go into means: not those that diverged or failed."""
+    return [run for run in runs if not run.failure]
+
+
+def failure_words(row: Row) -> str:
+    """The runs of a row that diverged or failed, in words and in brackets; empty if there are none."""
+    failed = [mapping(one) for one in sequence(row["failed"])]
+    words = [f"seed {one['seed']} {one['status']}" + _in_round(one["round"]) for one in failed]
+    return f" ({', '.join(words)})" if words else ""
+
+
+def _in_round(at: object) -> str:
+    return f" in round {at}" if isinstance(at, int) else ""
+
+
 def compare_rows(runs: Sequence[RunRecord]) -> list[Row]:
     """One row per method with mean and standard deviation over its seeds, bounds last. A row is plain JSON.
 
+    A run that diverged or failed is in no mean; its row names it under ``failed``.
     The tiers' average is in all rows or in none: if no run has tiers that differ, it would repeat the global score.
     """
-    with_average = tiers_differ(runs)
+    with_average = tiers_differ(with_results(runs))
     rows = [_row(label, members, targets(*runs), with_average) for label, members in group_by_method(runs).items()]
     return sorted(rows, key=lambda row: bool(row["bound"]))
 
@@ -230,18 +247,23 @@ def rankable_rows(rows: Sequence[Row]) -> list[Row]:
     return [row for row in methods if row["scored_on"] == "test"] or methods
 
 
-def _row(label: str, runs: list[RunRecord], aims: Sequence[float], with_average: bool) -> Row:
-    facts = method_facts(runs)
+def _row(label: str, members: list[RunRecord], aims: Sequence[float], with_average: bool) -> Row:
+    facts, runs = method_facts(members), with_results(members)
     return {
         "label": label,
-        "variant": runs[0].variant,
+        "variant": members[0].variant,
         "facts": dict(facts),
         "bound": facts.get("bound") is True,
         "runs": len(runs),
         "seeds": [run.seed for run in runs],
+        "failed": [
+            {"seed": run.seed, "status": run.status, "round": run.manifest.get("fault_round")}
+            for run in members
+            if run.failure
+        ],
         "unfinished": sum(run.status != "done" for run in runs),
         "rounds": mean_sd(float(run.rounds_done) for run in runs),
-        "metric": metric_name(*runs),
+        "metric": metric_name(*members),
         "scored_on": "clients" if any(run.curve.on_clients for run in runs) else "test",
         "global": mean_sd(_final_score(run.curve) for run in runs),
         **({"average": mean_sd(_final_score(tier_average(run)) for run in runs)} if with_average else {}),

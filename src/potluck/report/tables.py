@@ -15,6 +15,7 @@ from potluck.report.summary import (
     Row,
     client_measures,
     compare_rows,
+    failure_words,
     main_target,
     mean_of,
     metric_format,
@@ -46,7 +47,7 @@ def run_table(run: RunRecord) -> Table:
     """One run: a row per tier and one for the whole run."""
     metric = metric_format(run)
     table = _make_table(
-        f"{run.label}: {run.status}, {run.rounds_done} rounds",
+        f"{run.label}: {run.failure or run.status}, {run.rounds_done} rounds",
         ["tier", metric_name(run).split()[0], "clients", "parameters", "down", "up", "time*", "energy*"],
     )
     for tier in run.tiers:
@@ -182,6 +183,8 @@ def _most_seeds(rows: list[Row]) -> int:
 
 def _method_cell(row: Row, most_seeds: int) -> str:
     signs = " †" * (row["scored_on"] == "clients") + " ‡" * bool(row["bound"])
+    if failed := failure_words(row):
+        return text(row["label"]) + signs + failed
     fewer = f" ({format_count(number(row['runs']))} of them)" if number(row["runs"]) != most_seeds else ""
     return text(row["label"]) + signs + fewer
 

@@ -1,16 +1,16 @@
 """Runs experiments: from settings to results."""
 
 from potluck.run.assemble import Setup, assemble
-from potluck.run.comparison import compare
+from potluck.run.comparison import UnfinishedComparison, compare
 from potluck.run.config import experiment, read_experiment, recipe, value
 from potluck.run.exporting import export
 from potluck.run.interrupts import Interrupted
 from potluck.run.loop import ProgressListener
-from potluck.run.result import Result
+from potluck.run.result import FailedRun, Result
 from potluck.run.session import resume, run
 from potluck.run.settings import Experiment
 
 __all__ = [
-    "Experiment", "Interrupted", "ProgressListener", "Result", "Setup", "assemble", "compare", "experiment", "export",
-    "read_experiment", "recipe", "resume", "run", "value",
+    "Experiment", "FailedRun", "Interrupted", "ProgressListener", "Result", "Setup", "UnfinishedComparison", "assemble",
+    "compare", "experiment", "export", "read_experiment", "recipe", "resume", "run", "value",
 ]  # fmt: skip

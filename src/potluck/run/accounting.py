@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from potluck.core import SERVER, Client, Cost, Tier, Zoo
+from potluck.core import EMPTY, SERVER, Client, Cost, Tier, Zoo
 from potluck.engines import LedgerEntry, RoundSession
 from potluck.fleet import Price, price, profile
 from potluck.ledger import Journal, replace_nonfinite
@@ -26,7 +26,16 @@ class Progress:
     """How often each unit of each axis group was trained, for methods that send parts of the model."""
     uploads: dict[str, int] = field(default_factory=dict)
     """How often each client uploaded an update; counted only with [privacy]."""
+    charges: int = 0
+    """The number of the last charge in the ledger that `uploads` includes."""
+    tried: list[dict[str, Any]] = field(default_factory=list)
+    """The ledger's lines of the attempts at the next round that missed their quorum."""
     stopped: bool = False
+
+    @property
+    def attempts(self) -> int:
+        """How many attempts at the next round missed their quorum."""
+        return sum(line["event"] == "attempt" for line in self.tried)
 
 
 class CostAccounting:
@@ -36,8 +45,11 @@ class CostAccounting:
         self.journal, self.zoo = journal, zoo
 
     def round(self, progress: Progress, session: RoundSession, clients: Sequence[Client], seconds: float) -> None:
-        """Records a committed round: its tasks, then the round itself."""
+        """Records a committed round: its tasks, then the round itself, with the time of attempts that failed."""
         slowest, own = self.tasks(progress, session.entries, clients)
+        failed = [line for line in progress.tried if line["event"] == "attempt"]
+        before, waited = (sum(line[name] for line in failed) for name in ("device_seconds", "round_seconds"))
+        progress.tried.clear()
         came = {entry.task.to for entry in session.entries if entry.verdict == "accepted"}
         progress.seen |= {client.tier.name: progress.done for client in clients if client.id in came}
         self._count_units(progress, session.held)
@@ -51,26 +63,53 @@ class CostAccounting:
             "accepted": session.accepted,
             "coverage": session.coverage,
             "loss": sum(losses) / len(losses) if losses else None,
-            "device_seconds": slowest,
-            "round_seconds": slowest + own,
+            "device_seconds": before + slowest,
+            "round_seconds": waited + slowest + own,
         }
         if progress.trained:
             event["least"] = min(min(counts) for counts in progress.trained.values())
         self.journal.append(event)
 
+    def failed_attempt(
+        self, progress: Progress, session: RoundSession, clients: Sequence[Client], seconds: float
+    ) -> None:
+        """Records an attempt at the next round that missed its quorum: what it cost was spent all the same.
+
+        Its lines also go into the checkpoint. A resumed run drops them from the ledger, as the round is not committed,
+        and writes them again.
+        """
+        facts = {"round": progress.done + 1, "attempt": progress.attempts + 1}
+        lines: list[dict[str, Any]] = []
+        slowest, own = self.tasks(progress, session.entries, clients, facts, lines)
+        _add(progress.totals, device_seconds=slowest, round_seconds=slowest + own, seconds=seconds)
+        event = {"event": "attempt", **facts, "seconds": seconds, "sent": len(session.entries)}
+        costs = {"device_seconds": slowest, "round_seconds": slowest + own}
+        lines.append({**event, "accepted": session.accepted, **costs})
+        self.journal.append(lines[-1])
+        progress.tried += lines
+
     def tasks(
-        self, progress: Progress, entries: Sequence[LedgerEntry], clients: Sequence[Client]
+        self,
+        progress: Progress,
+        entries: Sequence[LedgerEntry],
+        clients: Sequence[Client],
+        facts: Mapping[str, int] = EMPTY,
+        lines: list[dict[str, Any]] | None = None,
     ) -> tuple[float, float]:
         """Computes the cost of tasks and writes a line for each; returns the slowest device's seconds and the server's.
 
-        Each does its tasks one after the other. The server's own work has separate totals.
+        Each does its tasks one after the other. The server's own work has separate totals. `facts` are put into each
+        line, and `lines` gets a copy of them all.
         """
         tiers = {client.id: client.tier for client in clients}
         spent: dict[str, float] = {}
         for entry in entries:
             tier, cost = tiers.get(entry.task.to), _wire_cost(entry)
             paid = price(cost, profile(tier.profile if tier else "server"))
-            self.journal.append(_line(progress.done, entry, cost, tier, paid))
+            line = {**_line(progress.done, entry, cost, tier, paid), **facts}
+            self.journal.append(line)
+            if lines is not None:
+                lines.append(line)
             spent[entry.task.to] = spent.get(entry.task.to, 0.0) + paid.seconds
             if entry.task.to == SERVER:
                 _add(progress.totals, server_flops=cost.flops, server_joules=paid.joules)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -29,12 +29,13 @@ from potluck.core import (
     settings,
     stream,
 )
-from potluck.data import Federation, Source, load, load_public
-from potluck.engines import ENGINES, ClientData, Engine, RoundSession, SimulationContext
+from potluck.data import OWN, Federation, Source, load, load_public
+from potluck.engines import ENGINES, ClientData, Engine, RoundSession, SimulationContext, TaskEnvelope, TaskResult
 from potluck.fleet import Budget, Population, profile, widest_that_fits
 from potluck.learn import Classify, NextToken, Regress, Tag
 from potluck.models import ModelZoo, check, make_spec, tier_spec, widths_by_group
 from potluck.run import config, privacy
+from potluck.run.data_record import DataRecord, fingerprint
 from potluck.run.settings import Experiment, TierSettings
 
 
@@ -69,6 +70,12 @@ class Setup:
     context: SimulationContext
     population: Population
     classes: int
+    source: Source | None = None
+    """The data set; None in a setup without data, as exports use it."""
+    public: Source | None = None
+    """Another data set, of which the public rows are."""
+    samples: int = 0
+    """Mean number of training rows per client, rounded up."""
 
     def engine(self) -> Engine:
         """Starts the engine that the settings ask for."""
@@ -133,7 +140,9 @@ def assemble(experiment: Experiment, source: Source | None = None, method: Any =
     if source.classes == 0 and settings(method).get("label_mask"):
         raise SettingsError(f"method.label_mask needs classes, and data '{source.name}' has none; set it to false.")
     _refuse_unlabelled(method, experiment)
-    federation = Federation(source, experiment.data, experiment.seed, load_public(experiment.data))
+    _refuse_deadline(experiment)
+    public = load_public(experiment.data)
+    federation = Federation(source, experiment.data, experiment.seed, public)
     full, tiers = networks(experiment, source, federation.samples)
     present = [tier for tier in tiers if not tier.absent]
     check(full, [tier.spec for tier in present])
@@ -145,9 +154,84 @@ def assemble(experiment: Experiment, source: Source | None = None, method: Any =
     mechanism = privacy.make_mechanism(experiment, method, zoo, population)
     context = SimulationContext(
         *(method, zoo, datasets, problem, experiment.seed, where, run.stack),
-        *(run.precision, run.channels_last, run.streams, mechanism),
+        *(run.precision, run.channels_last, run.streams, mechanism, run.deadline),
     )
-    return Setup(experiment, context, population, source.classes)
+    return Setup(experiment, context, population, source.classes, source, public, federation.samples)
+
+
+class NeedsData(Exception):
+    """Data was asked for in a setup that has none."""
+
+
+class NoDatasets:
+    """The data sets of a setup without data."""
+
+    @property
+    def public(self) -> Examples:
+        raise NeedsData
+
+    def shard(self, client: str) -> ClientData:
+        raise NeedsData
+
+
+class NoEngine:
+    """The engine of a setup without data: nothing can be computed."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def run(self, envelopes: Iterable[TaskEnvelope]) -> Iterator[TaskResult]:
+        for _ in envelopes:
+            raise NeedsData
+        yield from ()
+
+    def close(self) -> None:
+        pass
+
+
+def assemble_without_data(experiment: Experiment, record: DataRecord, method: Any = None) -> Setup:
+    """The networks, the method and the population of a run, by what its manifest says of its data."""
+    method = method if method is not None else config.method(experiment.method, experiment.local)
+    blank = Source(record.name, Examples({}), None, record.classes, record.shape)
+    blank = replace(blank, tokens=record.tokens, pad=record.pad, sep=record.sep)
+    full, tiers = networks(experiment, blank, record.samples)
+    zoo = ModelZoo(full, [tier for tier in tiers if not tier.absent], record.public)
+    population = Population(tiers, record.clients, experiment.fleet, experiment.seed)
+    context = SimulationContext(method, zoo, NoDatasets(), Classify(record.classes), experiment.seed)
+    return Setup(experiment, context, population, record.classes)
+
+
+def describe_data(setup: Setup) -> DataRecord:
+    """What the manifest says of the data of a run."""
+    source, data, context = setup.source, setup.experiment.data, setup.context
+    assert source is not None
+    return DataRecord(
+        own=data.name == OWN,
+        name=source.name,
+        path=data.path,
+        problem=type(context.problem).__name__.lower(),
+        rows=len(source.train),
+        test_rows=len(source.test) if source.test is not None else 0,
+        shape=source.shape,
+        classes=source.classes,
+        tokens=source.tokens,
+        pad=source.pad,
+        sep=source.sep,
+        clients=setup.population.clients,
+        samples=setup.samples,
+        public=len(context.datasets.public),
+        sha256=fingerprint(source, setup.public),
+    )
+
+
+def _refuse_deadline(experiment: Experiment) -> None:
+    """Refuses a deadline where tasks run in the server's own process, in which nothing can end them."""
+    deadline, engine = experiment.run.deadline, engine_name(experiment)
+    if deadline and engine != "pool":
+        raise SettingsError(
+            f"run.deadline = {deadline:g} needs run.engine = \"pool\": '{engine}' runs clients in the server's own "
+            "process, where it cannot end one that hangs. Leave run.deadline out, or use --engine pool."
+        )
 
 
 def _refuse_unlabelled(method: Any, experiment: Experiment) -> None:

@@ -9,15 +9,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from potluck.core import SettingsError
+from potluck.core import QuorumError, SettingsError, UserError
 from potluck.ledger import read_run
 from potluck.run import config
 from potluck.run.assemble import assemble
 from potluck.run.interrupts import Interrupted
 from potluck.run.loop import ProgressListener
-from potluck.run.result import Result
+from potluck.run.result import FailedRun, Result
 from potluck.run.session import mark, resume, run
 from potluck.run.settings import Experiment
+
+
+class UnfinishedComparison(UserError):
+    """A comparison in which some runs have no result."""
+
+    exit_code = 8
 
 
 def compare(
@@ -26,18 +32,19 @@ def compare(
     methods: Sequence[Mapping[str, Any]],
     seeds: Iterable[int],
     watcher: Callable[[str, int], ProgressListener],
-) -> list[Result]:
+) -> list[Result | FailedRun]:
     """Runs several methods over several seeds on the same data, clients and cohorts; each run has its own folder.
 
     If the experiment has variants, every method runs under each variant, unless `only` lists other methods for it.
-    `changes` has settings of its own for a method. A finished run is not repeated; an interrupted run is resumed.
+    `changes` has settings of its own for a method. A finished run is not repeated; an interrupted run is resumed. A run
+    that diverges or lacks clients is marked in its manifest, and the others go on. If it diverged, it is not repeated.
     """
     plans = plan_runs(experiment, methods, list(seeds))
-    results = []
+    results: list[Result | FailedRun] = []
     try:
         for label, one in plans:
             path = out / f"{slug(label)}-s{one.seed}"
-            results.append(_run_or_resume(one, path, watcher(label, one.seed)))
+            results.append(_run_or_mark(label, one, path, watcher(label, one.seed)))
     except KeyboardInterrupt:
         done = f"interrupted with {len(results)} runs done"
         again = f"go on with: the same command and --out {shlex.quote(str(out))}"
@@ -90,13 +97,42 @@ def _refuse_idle(methods: Sequence[Mapping[str, Any]], found: Sequence[Experimen
         raise SettingsError(f"method '{idle[0]}' runs under no variant; add it to one of the lists of compare.only.")
 
 
-def _run_or_resume(experiment: Experiment, path: Path, watch: ProgressListener) -> Result:
+def _run_or_mark(label: str, experiment: Experiment, path: Path, watch: ProgressListener) -> Result | FailedRun:
+    try:
+        result = _run_or_resume(experiment, path, watch)
+    except QuorumError:
+        result = None
+    if result is not None:
+        return result
+    told = read_run(path).manifest
+    return FailedRun(
+        *(path, label, str(experiment.method["name"]), experiment.seed),
+        *(str(told["status"]), int(told["fault_round"]), str(told["fault"])),
+    )
+
+
+def _run_or_resume(experiment: Experiment, path: Path, watch: ProgressListener) -> Result | None:
+    """The result of a run; None if it diverged before, and would again."""
     if not (path / "manifest.json").exists():
         return run(experiment, path, watch=watch)
     there = read_run(path).manifest
     if there["mark"] != mark(assemble(experiment)) or int(there.get("rounds", 0)) > experiment.rounds:
         raise SettingsError(f"{path} holds a run with other settings than were asked for; choose another --out.")
+    if there.get("status") == "diverged":
+        watch.warn(f"diverged in round {there['fault_round']}; to run it again, delete {path}")
+        return None
     return resume(path, rounds=experiment.rounds, watch=watch)
+
+
+def refuse_unfinished(results: Sequence[Result | FailedRun]) -> None:
+    """Raises an error that names the runs without a result, if there are any."""
+    failed = [one for one in results if isinstance(one, FailedRun)]
+    if not failed:
+        return
+    names = "; ".join(f"{one.label}, seed {one.seed}, {one.how}" for one in failed[:3])
+    more = f"; and {len(failed) - 3} more" if len(failed) > 3 else ""
+    verb = "has" if len(failed) == 1 else "have"
+    raise UnfinishedComparison(f"{len(failed)} of {len(results)} runs {verb} no result: {names}{more}.")
 
 
 def _label(method: Mapping[str, Any], variant: str) -> str:

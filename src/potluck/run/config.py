@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib
 import json
 import math
 import re
@@ -18,10 +17,13 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from potluck.core import SettingsError
+from potluck.core import SettingsError, import_own, one_line
 from potluck.methods import METHODS
 from potluck.run import toml
 from potluck.run.settings import Experiment
+
+LARGEST = 2**62
+"""The largest whole number that a setting may have. Seeds may be larger."""
 
 T = TypeVar("T")
 Path_ = tuple[str | int, ...]
@@ -83,7 +85,7 @@ def method_class(wanted: str, where: str = "") -> type[Any]:
         raise SettingsError(f"{where}there is no method '{wanted}'.{_suggestion(wanted, METHODS)}")
     module, _, name = wanted.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
+        found = getattr(import_own(module), name)
     except Exception as fault:  # whatever a user's own module may raise
         raise SettingsError(f"{where}method '{wanted}' cannot be imported: {fault}.") from fault
     if not dataclasses.is_dataclass(found) or not isinstance(found, type):
@@ -131,10 +133,15 @@ def _is_tag(part: str | int) -> bool:
 
 
 def _unknown_settings(kind: Any, plain: Any, path: Path_) -> Iterator[tuple[Path_, str]]:
-    """Finds settings that do not exist, and numbers that are not finite."""
+    """Finds settings that do not exist, numbers that are too large or not finite, and a table in place of a list."""
     if isinstance(plain, float) and not math.isfinite(plain):
         yield path, f"{path[-1]} = {plain} is not a finite number."
-    if isinstance(plain, Mapping):
+    if isinstance(plain, int) and plain > LARGEST and not {"seed", "seeds"} & set(path):
+        yield path, f"has '{path[-1]}' above {LARGEST}, the largest whole number."
+    if isinstance(plain, Mapping) and _is_table_list(kind):
+        first, name = next(iter(plain), ""), path[-1]
+        yield (*path, first), f"is a list: write [[{name}]] with double brackets, once for each {name}."
+    elif isinstance(plain, Mapping):
         known = _fields(kind, plain)
         if (rules := _named_choices(kind)) and known is None and "name" in plain:
             yield (*path, "name"), f"knows no '{plain['name']}'.{_suggestion(str(plain['name']), rules)}"
@@ -146,6 +153,11 @@ def _unknown_settings(kind: Any, plain: Any, path: Path_) -> Iterator[tuple[Path
         inner = [part for part in typing.get_args(kind) if part is not Ellipsis]
         for number, value in enumerate(plain):
             yield from _unknown_settings(inner[0] if inner else None, value, (*path, number))
+
+
+def _is_table_list(kind: Any) -> bool:
+    """Whether a setting is a list of tables, such as [[tier]]."""
+    return typing.get_origin(kind) is tuple and dataclasses.is_dataclass(typing.get_args(kind)[0])
 
 
 def _fields(kind: Any, plain: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -199,6 +211,8 @@ def _apply_change(plain: dict[str, Any], change: str) -> Path_:
 
 def value(given: str) -> Any:
     """The value of TOML text; the text itself if it is not valid TOML."""
+    if "\n" in given or "\r" in given:
+        raise SettingsError(f"{one_line(given, 60)}: a setting is one line. Give the option once for each setting.")
     try:
         return tomllib.loads(f"value = {given}")["value"]
     except (ValueError, RecursionError):

@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from potluck.core import Client, InputError, Model, SettingsError, display_name, unpack
-from potluck.engines import Dispatcher, Serial
+from potluck.data import Source
+from potluck.engines import Dispatcher, Engine, Serial
 from potluck.ledger import CheckpointError, RunFolder
 from potluck.models import save
-from potluck.run.assemble import Setup, assemble
+from potluck.run import data_record
+from potluck.run.assemble import NeedsData, NoEngine, Setup, assemble, assemble_without_data
+from potluck.run.data_record import DataRecord
 from potluck.run.session import settings_of, state_of
 
 
 def export(
-    folder: Path | str, to: Path | str, tier: str | None = None, client: str | None = None, server: bool = False
+    folder: Path | str,
+    to: Path | str,
+    tier: str | None = None,
+    client: str | None = None,
+    server: bool = False,
+    *,
+    source: Source | None = None,
+    method: Any = None,
 ) -> Model:
-    """Writes the current model of a tier, a client or the server as ``model.safetensors`` and ``model.json``."""
+    """Writes the current model of a tier, a client or the server as ``model.safetensors`` and ``model.json``.
+
+    The manifest says what the data was, so most exports read none. If the export needs data of your own, or a method
+    that was an object, an error asks for `source` or `method`.
+    """
     if sum([tier is not None, client is not None, server]) > 1:
         raise SettingsError("--tier, --client and --server: name one of them.")
     with RunFolder.open(Path(folder)) as opened:
         found = opened.checkpoints.latest(lambda text: None)
         if found is None:
             raise CheckpointError(f"{folder} holds no checkpoint yet; let it finish a round first")
-        setup = assemble(settings_of(opened))
-        state = _state_to_score(setup, state_of(setup, unpack(found[1])["state"]), found[0] - 1)
+        setup, state = _restore(opened, found, client is not None, source, method)
         kept = opened.memories.read(client) if client else None
     if server:
         model = _server_model(setup, state)
@@ -34,11 +48,52 @@ def export(
     return model
 
 
-def _state_to_score(setup: Setup, state: Any, index: int) -> Any:
+def _restore(
+    opened: RunFolder, found: tuple[int, bytes], for_client: bool, source: Source | None, method: Any
+) -> tuple[Setup, Any]:
+    """The run as it was set up, without its data if that is not needed, and its state after the newest checkpoint."""
+    experiment, told, path = settings_of(opened), opened.manifest(), opened.path
+    record, fields, index = data_record.read(told, path), unpack(found[1])["state"], found[0] - 1
+    if record is not None and source is None and not for_client:
+        setup = assemble_without_data(experiment, record, method)
+        _refuse_other_method(setup, told, path)
+        try:
+            return setup, _state_to_score(setup, state_of(setup, fields), index, NoEngine())
+        except NeedsData:
+            pass
+    if record is not None and record.own and source is None:
+        raise data_record.ask_for_source(record, path, f"potluck.run.export({str(path)!r}, ...")
+    setup = assemble(experiment, source, method)
+    _refuse_other_method(setup, told, path)
+    _refuse_other_data(setup, record, told, path)
+    return setup, _state_to_score(setup, state_of(setup, fields), index, Serial(setup.context))
+
+
+def _refuse_other_method(setup: Setup, told: Mapping[str, Any], path: Path) -> None:
+    """Refuses to take the method in the settings for another, which was handed over as an object."""
+    label, name = str(told.get("label", "")), display_name(setup.context.method)
+    if label and label.split(" (")[0] != name:
+        raise SettingsError(
+            f"{path}: its method was {label}, and its settings name {name}. "
+            f"Hand it over in Python: potluck.run.export({str(path)!r}, ..., method=...)."
+        )
+
+
+def _refuse_other_data(setup: Setup, record: DataRecord | None, told: Mapping[str, Any], path: Path) -> None:
+    if record is not None and setup.source is not None:
+        data_record.refuse_other_data(record, setup.source, setup.public, path)
+    elif told.get("classes", setup.classes) != setup.classes:  # a run of an older version, without a record
+        raise InputError(
+            f"{path} had {told['classes']} classes, and data '{setup.experiment.data.name}' has {setup.classes}. "
+            f"Hand over its data in Python: potluck.run.export({str(path)!r}, ..., source=...)."
+        )
+
+
+def _state_to_score(setup: Setup, state: Any, index: int, engine: Engine) -> Any:
     """The state as it is scored, for example with the batch norm statistics that clients gather."""
     if index < 0:
         return state
-    session = Dispatcher(Serial(setup.context), setup.context.method, setup.context.zoo).open(index)
+    session = Dispatcher(engine, setup.context.method, setup.context.zoo).open(index)
     ready = setup.context.method.ready(state, setup.view(index, session))
     session.close()
     return ready

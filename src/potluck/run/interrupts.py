@@ -1,14 +1,21 @@
-"""Ctrl-C and SIGTERM: the first one saves and stops the run, the second one stops it at once."""
+"""Ctrl-C and SIGTERM: the first one saves and stops the run, the second one stops it at once.
+
+Both together are one request to stop: shells and service managers may send one of each.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+TOGETHER = 1.0
+"""Seconds within which one signal of each kind is one request."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -21,7 +28,8 @@ class Interrupts:
     def __init__(self) -> None:
         self._holding = False
         self._waiting = False
-        self._count = 0
+        self._kinds: list[int] = []
+        self._first = 0.0
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupts:
@@ -47,8 +55,12 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._count += 1
-        if self._count > 1:
+        self._kinds.append(number)
+        if len(self._kinds) == 1:
+            self._first = time.monotonic()
+        elif len(set(self._kinds)) == len(self._kinds) and time.monotonic() - self._first < TOGETHER:
+            return
+        else:
             os._exit(130)
         if self._holding:
             self._waiting = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from potluck.core import SERVER, Model, QuorumError, digest, pack, stream, unpack
+from potluck.core import SERVER, DivergedError, Model, QuorumError, ResourceError, digest, pack, stream, unpack
 from potluck.engines import Dispatcher, Engine, LedgerEntry, RoundSession
 from potluck.learn import map_tensors, to_device
 from potluck.ledger import RunFolder
@@ -22,8 +23,8 @@ from potluck.run.assemble import Setup
 from potluck.run.background import BackgroundTask
 from potluck.run.client_state import ROOM, ClientStateCache, Remembered
 from potluck.run.interrupts import Interrupts
-from potluck.run.privacy import count_uploads, guarantee
-from potluck.run.scoring import score
+from potluck.run.privacy import Charges, count_uploads, guarantee
+from potluck.run.scoring import score, why_failed
 
 
 class ProgressListener(Protocol):
@@ -55,10 +56,14 @@ class Loop:
             self._memory_of,
             setup.population.drops,
         )
+        self.charges = Charges(folder.journal)
+        if self.context.mechanism is not None:
+            self.dispatcher.charge = self.charges.add
         self.accounting = CostAccounting(folder.journal, self.context.zoo)
         self._saved = -1
         self._writing: BackgroundTask | None = None
         self._server_failed = False
+        self._overspent = False
 
     def restore(self, payload: bytes) -> None:
         """Restores the state of a checkpoint."""
@@ -68,6 +73,12 @@ class Loop:
         self.scores = found["scores"]
         self.dispatcher.strikes = dict(self.progress.strikes)
         self._saved = self.progress.done
+        for line in self.progress.tried:
+            self.folder.journal.append(line)
+        if self.context.mechanism is not None:
+            self.charges.restore(self.progress.charges)
+            self.progress.uploads = dict(Counter(self.progress.uploads) + self.charges.open)
+            self.progress.charges = self.charges.settle()
 
     def run(self) -> None:
         """Runs all remaining rounds."""
@@ -99,8 +110,7 @@ class Loop:
 
     def _round(self) -> None:
         index = self.progress.done
-        started = time.perf_counter()
-        state, session = self._try_round(index)
+        state, session, seconds = self._try_round(index)
         with self.stops.defer():
             self.state = state
             self.progress.done = index + 1
@@ -109,8 +119,9 @@ class Loop:
             self.progress.strikes = dict(self.dispatcher.strikes)
             self.recall.put(session.staged)
             asked = self.setup.asked(index, session)
-            self.accounting.round(self.progress, session, asked, time.perf_counter() - started)
+            self.accounting.round(self.progress, session, asked, seconds)
             self._count_uploads(session)
+            self._note_privacy()
             self._warn_of_silent_tier(session)
             self._warn_of_server_failure(session)
         due = self._is_score_due(index + 1)
@@ -123,10 +134,15 @@ class Loop:
             self._warn(index + 1, self.engine.notes.pop(0))
         self.watch.round(index + 1, self.scores if due else None, self.progress.totals)
 
-    def _try_round(self, index: int) -> tuple[Any, RoundSession]:
-        """The new state of a round, from the first attempt that reaches the quorum."""
-        run = self.experiment.run
-        for attempt in range(run.retries + 1):
+    def _try_round(self, index: int) -> tuple[Any, RoundSession, float]:
+        """The new state of a round, from the first attempt that reaches the quorum, with its session and seconds.
+
+        A resumed run goes on with the next attempt; if all were made, it may make as many again.
+        """
+        run, made = self.experiment.run, self.progress.attempts
+        first = made - made % (run.retries + 1)
+        for attempt in range(made, first + run.retries + 1):
+            started = time.perf_counter()
             session = self.dispatcher.open(index, attempt)
             state = self.context.method.round(self.state, self.setup.view(index, session))
             session.close()
@@ -135,18 +151,31 @@ class Loop:
             if len(came) >= min(run.quorum, len(asked)):
                 if not asked:
                     self._note(index + 1, f"round {index + 1}: nobody could take part; the model stays as it is")
-                return state, session
+                return state, session, time.perf_counter() - started
             text = f"round {index + 1}: {len(came)} of {len(asked)} clients answered; run.quorum is {run.quorum}"
             why = _most_common_reason(session.entries)
-            self._warn(index + 1, f"{text} (try {attempt + 1} of {run.retries + 1}){why}")
-        raise QuorumError(f"{text}{why}. The model is as it was after round {index}; resume when clients are back.")
+            tried = f"{text} (try {attempt - first + 1} of {run.retries + 1}){why}"
+            self._end_failed_attempt(session, time.perf_counter() - started, tried)
+        kept = f"The model is as it was after round {index}"
+        if _most_are_not_finite(session.entries):
+            raise DivergedError(f"{text}{why}. The run diverged: lower local.lr, or set local.clip. {kept}.")
+        raise QuorumError(f"{text}{why}. {kept}; resume when clients are back.")
+
+    def _end_failed_attempt(self, session: RoundSession, seconds: float, text: str) -> None:
+        """Books what an attempt that missed its quorum has cost, and saves it, so that a kill cannot undo it."""
+        with self.stops.defer():
+            asked = self.setup.asked(self.progress.done, session)
+            self.accounting.failed_attempt(self.progress, session, asked, seconds)
+            self.progress.tried.append(self._warn(self.progress.done + 1, text))
+            self._count_uploads(session)
+            self._save()
 
     def _state_to_score(self) -> tuple[Any, RoundSession | None]:
         """The state to score, made by the method's `ready` with the last cohort, and the session of its tasks."""
         index = self.progress.done - 1
         if index < 0:
             return self.state, None
-        session = self.dispatcher.open(index)
+        session = self.dispatcher.open(index, needed=True)
         shown = self.context.method.ready(self.state, self.setup.view(index, session))
         session.close()
         return shown, session
@@ -162,6 +191,11 @@ class Loop:
         shown, session = self._state_to_score()
         scoring = self.dispatcher.open(self.progress.done, everyone=True)
         scores, faults = score(self.setup, scoring, shown, self.progress.done)
+        if self.progress.done == self.experiment.rounds and (why := why_failed(scoring)):
+            raise ResourceError(
+                f"the scores after round {self.progress.done}, the last one, cannot be computed: {why}. "
+                "All rounds are saved: potluck resume computes them again."
+            )
         with self.stops.defer():
             if session:
                 self.accounting.tasks(self.progress, session.entries, self.setup.asked(self.progress.done - 1, session))
@@ -210,13 +244,26 @@ class Loop:
     @property
     def promise(self) -> dict[str, Any] | None:
         """The current privacy guarantee; None without [privacy]."""
-        mechanism = self.context.mechanism
-        return None if mechanism is None else guarantee(self.experiment.privacy, mechanism, self.progress.uploads)
+        mechanism, uploads = self.context.mechanism, Counter(self.progress.uploads) + self.charges.open
+        return None if mechanism is None else guarantee(self.experiment.privacy, mechanism, uploads)
 
     def _count_uploads(self, session: RoundSession) -> None:
+        """Counts what clients uploaded in this session, also if it is an attempt that failed."""
         if self.context.mechanism is not None:
             self.progress.uploads = count_uploads(self.progress.uploads, session.entries)
-            self.folder.journal.append({"event": "privacy", "round": self.progress.done, **(self.promise or {})})
+            self.progress.charges = self.charges.settle()
+
+    def _note_privacy(self) -> None:
+        """Writes the privacy guarantee into the ledger; warns once if it is weaker than was asked for."""
+        promise, done, wanted = self.promise, self.progress.done, self.experiment.privacy
+        if promise is None:
+            return
+        self.folder.journal.append({"event": "privacy", "round": done, **promise})
+        aim = wanted.epsilon if wanted.epsilon is not None and wanted.per == "run" else math.inf
+        if promise["epsilon"] > aim * (1 + 1e-6) and not self._overspent:
+            self._overspent = True
+            why = "uploads in attempts that failed, or in rounds that were done again, count too"
+            self._warn(done, f"round {done}: epsilon is {promise['epsilon']:.4g}; privacy.epsilon is {aim:g} ({why})")
 
     def _warn_of_silent_tier(self, session: RoundSession) -> None:
         """Warns if a tier has sent nothing for three rounds."""
@@ -228,20 +275,25 @@ class Loop:
                 self._warn(done, f"round {done}: nothing from tier '{tier.name}' for 3 rounds; {covered}")
 
     def _warn_of_server_failure(self, session: RoundSession) -> None:
-        """Warns when one of the server's own tasks is refused for the first time: no client is the cause."""
-        found = [entry for entry in session.entries if entry.task.to == SERVER and entry.verdict == "quarantined"]
+        """Warns when one of the server's own tasks fails or is refused for the first time: no client is the cause."""
+        own = (entry for entry in session.entries if entry.task.to == SERVER and not entry.skipped)
+        found = [entry for entry in own if entry.verdict != "accepted"]
         if found and not self._server_failed:
             self._server_failed = True
             task, done = found[0].task, self.progress.done
             what = f"'{task.verb}'" + (f" ({task.key})" if task.key else "")
-            self._warn(done, f"round {done}: the server's own {what} is refused and left out: {found[0].reason}")
+            how = "is refused and left out" if found[0].verdict == "quarantined" else "fails and is left out"
+            self._warn(done, f"round {done}: the server's own {what} {how}: {found[0].reason}")
 
-    def _warn(self, done: int, text: str) -> None:
-        self._note(done, text)
+    def _warn(self, done: int, text: str) -> dict[str, Any]:
         self.watch.warn(text)
+        return self._note(done, text)
 
-    def _note(self, done: int, text: str) -> None:
-        self.folder.journal.append({"event": "warning", "round": done, "text": text})
+    def _note(self, done: int, text: str) -> dict[str, Any]:
+        """Writes a warning into the ledger, and returns its line."""
+        line = {"event": "warning", "round": done, "text": text}
+        self.folder.journal.append(line)
+        return line
 
 
 def _write_checkpoint(folder: RunFolder, done: int, value: Mapping[str, Any], ready: torch.cuda.Event) -> None:
@@ -257,6 +309,12 @@ def _most_common_reason(entries: Sequence[LedgerEntry]) -> str:
     """The most common reason why clients were absent."""
     reasons = Counter(entry.reason for entry in entries if entry.reason)
     return "".join(f"; {count} of them: {reason}" for reason, count in reasons.most_common(1))
+
+
+def _most_are_not_finite(entries: Sequence[LedgerEntry]) -> bool:
+    """Whether most of the replies that are missing were refused because they are not finite."""
+    reasons = [entry.reason for entry in entries if entry.reason and not entry.skipped]
+    return 2 * sum("not finite" in reason for reason in reasons) > len(reasons)
 
 
 def _tensors(value: Any, path: str) -> dict[str, Tensor]:

@@ -38,6 +38,7 @@ from potluck.core import (
 from potluck.engines import LedgerEntry
 from potluck.fleet import Population
 from potluck.learn import GaussianMechanism
+from potluck.ledger import Journal, read_journal
 from potluck.run.settings import Experiment, Privacy
 
 APART = 2.0
@@ -75,9 +76,46 @@ def guarantee(
 
 
 def count_uploads(before: Mapping[str, int], entries: Iterable[LedgerEntry]) -> dict[str, int]:
-    """How often each client has uploaded an update, after these tasks; refused updates count too."""
-    left = Counter(entry.task.to for entry in entries if entry.cost.bytes_up and entry.task.to != SERVER)
-    return dict(Counter(before) + left)
+    """How often each client has uploaded an update, after these tasks; refused and lost updates count too."""
+    left = (entry.task.to for entry in entries if entry.task.to != SERVER and (entry.cost.bytes_up or entry.lost))
+    return dict(Counter(before) + Counter(left))
+
+
+class Charges:
+    """Uploads that clients were asked for, written into the ledger before they are asked.
+
+    When a round is committed, or an attempt at it has failed, what was uploaded is counted and the charges are settled.
+    If the process is killed before that, the next one counts every charge that was not settled: too many rather than
+    too few.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self.number = 0
+        self.open: Counter[str] = Counter()
+        """The charges that are not settled yet, by client."""
+
+    def add(self, task: Task) -> None:
+        """Records that this client is asked for an upload."""
+        self.number += 1
+        self.open[task.to] += 1
+        # Round 0, because a resumed run drops later rounds that are not in its checkpoint, and this has to stay.
+        facts = {"number": self.number, "client": task.to, "of": task.round + 1}
+        self.journal.append({"event": "charge", "round": 0, **facts})
+        self.journal.flush()
+
+    def settle(self) -> int:
+        """Settles all charges; returns the number of the last one."""
+        self.open.clear()
+        return self.number
+
+    def restore(self, settled: int) -> None:
+        """Reads the charges in the ledger after this number, which a killed process left."""
+        self.number = settled
+        for event in read_journal(self.journal.path):
+            if event.get("event") == "charge" and event["number"] > settled:
+                self.open[event["client"]] += 1
+                self.number = max(self.number, event["number"])
 
 
 @lru_cache(maxsize=1024)

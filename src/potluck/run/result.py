@@ -1,4 +1,4 @@
-"""The result of a run."""
+"""The result of a run, or why it has none."""
 
 from __future__ import annotations
 
@@ -62,3 +62,28 @@ class Result:
             "weights_sha256": self.weights_sha256,
             **({"privacy": dict(self.privacy)} if self.privacy else {}),
         }
+
+
+@dataclass(frozen=True)
+class FailedRun:
+    """A run of a comparison that has no result: it diverged, or too few clients answered."""
+
+    folder: Path
+    label: str
+    """The method with its settings, and the variant."""
+    method: str
+    seed: int
+    status: str
+    """diverged: the clients' updates were not finite. failed: they did not answer."""
+    round: int
+    reason: str
+
+    @property
+    def how(self) -> str:
+        """How it ended, in words."""
+        return f"{self.status} in round {self.round}"
+
+    def plain(self) -> dict[str, Any]:
+        """What is known of it as plain values, for JSON."""
+        names = ("label", "method", "seed", "status", "round", "reason")
+        return {"run": str(self.folder), **{name: getattr(self, name) for name in names}}

@@ -162,6 +162,19 @@ def _failed(session: RoundSession, verb: str) -> list[LedgerEntry]:
     return [entry for entry in session.entries if entry.task.verb == verb and entry.verdict != "accepted"]
 
 
+def why_failed(session: RoundSession) -> str:
+    """Why the scores are worth nothing: one of the server's models could not be scored, or no client could; else empty.
+
+    Clients without a model are no fault.
+    """
+    for verb in ("score", "personalise"):
+        failed = [entry for entry in _failed(session, verb) if not entry.skipped]
+        scored = any(entry.task.verb == verb and entry.verdict == "accepted" for entry in session.entries)
+        if failed and (not scored or any(entry.task.to == SERVER for entry in failed)):
+            return _faults(session, verb)[0]
+    return ""
+
+
 def _faults(session: RoundSession, verb: str) -> list[str]:
     """What went wrong in tasks of this verb, one line each; clients without a model are no fault."""
     failed = [entry for entry in _failed(session, verb) if not entry.skipped]

@@ -22,11 +22,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from potluck.core import SettingsError, UserError, display_name, facts_of, settings, stream, to_plain
-from potluck.data import Source
+from potluck.core import (
+    DivergedError,
+    QuorumError,
+    SettingsError,
+    UserError,
+    display_name,
+    facts_of,
+    one_line,
+    settings,
+    stream,
+    to_plain,
+)
+from potluck.data import OWN, Source
 from potluck.ledger import RunFolder
-from potluck.run import config, privacy, toml
-from potluck.run.assemble import Setup, assemble, engine_name
+from potluck.run import config, data_record, privacy, toml
+from potluck.run.assemble import Setup, assemble, describe_data, engine_name
 from potluck.run.features import keep_features
 from potluck.run.interrupts import Interrupted, Interrupts
 from potluck.run.loop import Loop, ProgressListener
@@ -63,6 +74,9 @@ def run(
         experiment = config.read_experiment(None)
     if not isinstance(experiment, Experiment):
         experiment = config.experiment(experiment)
+    if source is not None:
+        data = dataclasses.replace(experiment.data, name=OWN, path="", test_path="")
+        experiment = dataclasses.replace(experiment, data=data)
     setup = assemble(experiment, source, method)
     path = Path(out) if out is not None else fresh_folder(experiment)
 
@@ -84,7 +98,8 @@ def resume(
 ) -> Result:
     """Resumes a run from its newest valid checkpoint; `rounds` and `engine` may be changed.
 
-    Without `rounds`, it runs to the number of rounds that was last asked for.
+    Without `rounds`, it runs to the number of rounds that was last asked for. A run on data of your own needs the same
+    `source` again.
     """
     path = Path(path)
 
@@ -95,7 +110,12 @@ def resume(
         began = settings_of(opened)
         experiment = _apply_overrides(began, opened.manifest()["rounds"] if rounds is None else rounds, engine)
         privacy.refuse_other_length(began, experiment, path)
+        record = data_record.read(opened.manifest(), path)
+        if record is not None and record.own and source is None:
+            raise data_record.ask_for_source(record, path, f"potluck.run.resume({str(path)!r}")
         setup = assemble(experiment, source, method)
+        if record is not None and setup.source is not None:
+            data_record.refuse_other_data(record, setup.source, setup.public, path)
         if mark(setup) != opened.mark:
             raise SettingsError(f"{path}: its settings.toml was changed since it began; start a new run instead.")
         return _run_in_folder(setup, folder, watch or Silent(), resumed=True)
@@ -143,13 +163,14 @@ def _run_to_end(loop: Loop, resumed: bool) -> Result:
         watch.warn(f"resumed at round {found[0]}")
     elif resumed:
         watch.warn("no checkpoint was written yet: starting at round 0")
-    folder.update_manifest(status="running", rounds=experiment.rounds)
+    folder.update_manifest(status="running", rounds=experiment.rounds, fault=None, fault_round=None)
     try:
         loop.run()
     except BaseException as fault:
-        stopped = isinstance(fault, KeyboardInterrupt)
         loop.save_before_exit()
-        folder.update_manifest(status="interrupted" if stopped else "failed", fault=_one_line(fault))
+        at = loop.progress.done + 1 if isinstance(fault, QuorumError) else None
+        ended = _status_after(fault)
+        folder.update_manifest(status=ended, fault=_one_line(fault), fault_round=at, privacy=loop.promise)
         raise
     keep_features(loop)
     result = Result(
@@ -204,6 +225,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "status": "running",
         "classes": setup.classes,
+        "data": describe_data(setup).plain(),
         "clients": setup.population.present,
         "cohort": experiment.cohort,
         "tiers": [
@@ -258,14 +280,26 @@ def _brief(value: Any) -> str:
 
 def fresh_folder(experiment: Experiment) -> Path:
     """A folder under runs/ that does not exist yet."""
-    name = re.sub(r"[^\w.-]+", "_", experiment.name)[:80] or "run"
-    base = f"{name}-{experiment.method.get('name', 'run')}-s{experiment.seed}".replace(":", ".")
-    number = 1
+    method = str(experiment.method.get("name", "run")).replace(":", ".")
+    return fresh_path(experiment.name, f"{method}-s{experiment.seed}")
+
+
+def fresh_path(name: str, kind: str) -> Path:
+    """A path under runs/ that does not exist yet. Whatever the name holds, it is one folder directly in there."""
+    clean, end = (re.sub(r"[^\w.-]+", "_", text)[:80] for text in (name, kind))
+    base, number = f"{clean or 'run'}-{end}", 1
     while (RUNS / (base if number == 1 else f"{base}-{number}")).exists():
         number += 1
     return RUNS / (base if number == 1 else f"{base}-{number}")
 
 
+def _status_after(fault: BaseException) -> str:
+    """The status of a run that this exception ended."""
+    if isinstance(fault, KeyboardInterrupt):
+        return "interrupted"
+    return "diverged" if isinstance(fault, DivergedError) else "failed"
+
+
 def _one_line(fault: BaseException) -> str:
     text = str(fault) if isinstance(fault, UserError) else f"{type(fault).__name__}: {fault}"
-    return " ".join(text.split())[:500]
+    return one_line(text, 500)

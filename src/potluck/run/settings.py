@@ -80,8 +80,8 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Running:
-    """How the work is done, under [run]. `stop_at` and `quorum` can change a result, `precision` its digits,
-    `hardware`, `channels_last` and `stack` its last bits. Nothing else here changes a result."""
+    """How the work is done, under [run]. `stop_at`, `quorum` and `deadline` can change a result, `precision` its
+    digits, `hardware`, `channels_last` and `stack` its last bits. Nothing else here changes a result."""
 
     engine: Literal["auto", "serial", "wire", "pool", "graphs"] = "auto"
     """auto: graphs on a GPU; else pool on Linux with several cores; else serial."""
@@ -95,7 +95,10 @@ class Running:
     streams: int = 10
     """How many clients a GPU trains side by side with graphs."""
     workers: int = 0
-    """Worker processes of the pool; 0: one per core."""
+    """Worker processes of the pool; 0: one per core. At most 32 per core."""
+    deadline: float = 0.0
+    """Seconds that a task may take; 0: no limit. A client that gives no answer in time counts as absent, and its worker
+    process is replaced. The server's own tasks and scoring are tried three times. Needs the pool."""
     stack: int = 0
     """How many clients train stacked if their networks are small, dense and equal in shape (20 to 50 is good); 0: each
     trains alone."""
@@ -115,6 +118,8 @@ class Running:
         for name, low in lows.items():
             if getattr(self, name) < low:
                 raise ValueError(f"run.{name} = {getattr(self, name)} is below {low}")
+        if not 0 <= self.deadline <= 1e9:
+            raise ValueError(f"run.deadline = {self.deadline:g} must be from 0 (no limit) to 1e9 seconds")
         if self.hardware != "cpu" and self.engine == "pool":
             raise ValueError('run.hardware = "cuda" needs run.engine = "graphs": a GPU is not shared among processes')
         if self.hardware == "cpu" and self.engine == "graphs":

@@ -28,6 +28,8 @@ from potluck.engines.pool.shared_memory import SharedMemoryBuffer
 from potluck.engines.worker import Worker
 from potluck.learn import run_stacked
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 def start(context: SimulationContext) -> tuple[socket.socket, int]:
     """Starts a fork server; returns the socket for requests, and its process id."""
@@ -35,9 +37,14 @@ def start(context: SimulationContext) -> tuple[socket.socket, int]:
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        _become_child(_serve, [theirs.fileno()], context, parent)
+    # A signal between fork and the child's first line would raise KeyboardInterrupt in a copy of our stack.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _become_child(_serve, [theirs.fileno()], context, parent)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     theirs.close()
     return ours, pid
 
@@ -55,6 +62,7 @@ def _become_child(
             os._exit(0)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         limit = os.sysconf("SC_OPEN_MAX")
         start = 3
         for handle in sorted(handles):
@@ -70,17 +78,28 @@ def _serve(handles: list[int], context: SimulationContext) -> None:
     """The fork server's main function: forks a worker for each request, until the run ends."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     end = socket.socket(fileno=handles[0])
-    parent = os.getpid()
     while end.recv(1):
-        ours, theirs = socket.socketpair()
-        buffers = [SharedMemoryBuffer.make(), SharedMemoryBuffer.make()]
-        if os.fork() == 0:
-            _become_child(_work, [theirs.fileno(), *buffers], context, parent)
-        theirs.close()
-        socket.send_fds(end, [b"+"], [ours.fileno(), *buffers])
-        ours.close()
-        for buffer in buffers:
-            os.close(buffer)
+        made: list[int] = []
+        try:
+            _fork_worker(context, made)
+            socket.send_fds(end, [b"+"], made)
+        except OSError as fault:
+            end.sendall(f"{fault.strerror} (a limit on memory, processes or open files)".encode())
+        for handle in made:
+            os.close(handle)
+
+
+def _fork_worker(context: SimulationContext, made: list[int]) -> None:
+    """Forks a worker. Adds the handles for the other side to `made`: socket, two buffers, process."""
+    parent = os.getpid()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        made.append(ours.detach())
+        made += [SharedMemoryBuffer.make(), SharedMemoryBuffer.make()]
+        pid = os.fork()
+        if pid == 0:
+            _become_child(_work, [theirs.fileno(), *made[1:]], context, parent)
+        made.append(os.pidfd_open(pid))
 
 
 def _work(handles: list[int], context: SimulationContext) -> None:

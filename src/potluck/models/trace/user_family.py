@@ -8,7 +8,6 @@ whose code prunes in another way refuses the spec.
 from __future__ import annotations
 
 import copy
-import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
@@ -18,7 +17,7 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from potluck.core import Axis, Depth, Dimension, Dimensions, FrozenDict, SettingsError, Spec, freeze
+from potluck.core import Axis, Depth, Dimension, Dimensions, FrozenDict, SettingsError, Spec, freeze, import_own
 from potluck.models import options as checks
 from potluck.models.family import Base, Family
 from potluck.models.options import Options, error_line
@@ -62,7 +61,7 @@ def register(name: str, factory: Factory | None = None, tokens: bool | None = No
 def _import_factory(name: str) -> Factory:
     module, _, path = name.partition(":")
     try:
-        found: Any = importlib.import_module(module)
+        found: Any = import_own(module)
         for step in path.split("."):
             found = getattr(found, step)
     except Exception as fault:  # a user's module may raise anything
