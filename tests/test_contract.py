@@ -16,6 +16,8 @@ VARIANTS = [
     ("fedavg", {"share": "layerwise"}),
     ("fedavg", {"share": "per_arch"}),
     ("fedavg", {"weighting": "uniform"}),
+    ("fedavg", {"mean": {"name": "median"}, "share": "layerwise"}),
+    ("heterofl", {"mean": {"name": "krum"}}),
     ("fedprox", {"share": "layerwise"}),
     ("fedadam", {"share": "layerwise"}),
     ("fedadam", {"share": "per_arch"}),

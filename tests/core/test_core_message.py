@@ -2,10 +2,12 @@
 
 import contextlib
 import json
+import math
 import os
 import pickle
 import resource
 import struct
+import time
 import tracemalloc
 
 import pytest
@@ -14,9 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from potluck.core import (
+    STORED,
     Cost,
     Expected,
     FrozenDict,
+    Limits,
     MessageError,
     Model,
     Newborn,
@@ -350,15 +354,134 @@ def test_heads_nested_too_deep_are_refused():
 def test_a_message_above_the_limit_is_refused_unread():
     data = pack(torch.zeros(100))
     with pytest.raises(MessageError, match="at most 50 are read"):
-        unpack(data, most=50)
-    assert unpack(data, most=len(data)).numel() == 100
+        unpack(data, Limits(bytes=50))
+    assert unpack(data, Limits(bytes=len(data))).numel() == 100
 
 
-def test_too_many_names_are_refused(monkeypatch):
-    monkeypatch.setattr("potluck.core.message.MOST_NAMES", 3)
-    assert len(unpack(pack([torch.zeros(1)] * 3))) == 3
+def test_too_many_names_are_refused():
+    assert len(unpack(pack([torch.zeros(1)] * 3), Limits(names=3))) == 3
     with pytest.raises(MessageError, match="4 names"):
-        unpack(pack([torch.zeros(1)] * 4))
+        unpack(pack([torch.zeros(1)] * 4), Limits(names=3))
+
+
+LARGE = json.dumps({"dtype": "U8", "shape": [10**6], "data_offsets": [0, 10**6]})
+
+
+def row(number):
+    return b'"%d":{"dtype":"U8","shape":[1],"data_offsets":[%d,%d]}' % (number, number, number + 1)
+
+
+def raw(head, table, body=b""):
+    """A message of these bytes."""
+    return b"".join((MAGIC, struct.pack("<Q", len(head)), head, struct.pack("<Q", len(table)), table, body))
+
+
+ATTACKS = {
+    "one tensor of 1 MB named 20 thousand times": lambda: raw(
+        b"[" + b",".join([b'{"$":"tensor","at":"0"}'] * 20_000) + b"]", b'{"0":' + LARGE.encode() + b"}", bytes(10**6)
+    ),
+    "bits of one tensor named 20 thousand times": lambda: raw(
+        b"[" + b",".join([b'{"$":"tensor","at":"0","bits":[8000000]}'] * 20_000) + b"]",
+        b'{"0":' + LARGE.encode() + b"}",
+        bytes(10**6),
+    ),
+    "empty lists": lambda: raw(b"[" + b"[]," * 700_000 + b"[]]", b"{}"),
+    "empty mappings": lambda: raw(b"[" + b"{}," * 700_000 + b"{}]", b"{}"),
+    "numbers": lambda: raw(b"[" + b"1," * 2_000_000 + b"1]", b"{}"),
+    "many names": lambda: raw(b"null", b"{" + b",".join(map(row, range(200_000))) + b"}", bytes(200_000)),
+    "a million names": lambda: raw(b"null", b"{" + row(0) * 10**6 + b"}", bytes(10**6)),
+    "names without rows": lambda: raw(b"null", b"{" + b",".join(b'"%d":0' % n for n in range(700_000)) + b"}"),
+    "a table of lists": lambda: raw(b"null", b'{"0":' + b"[" * 10**6),
+    "brackets": lambda: raw(b"[" * 10**6, b"{}"),
+    "a number of a million digits": lambda: raw(b"1" * 10**6, b"{}"),
+    "a text of 20 MB": lambda: raw(b'"' + b"x" * (20 << 20) + b'"', b"{}"),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_small_message_is_refused_before_it_takes_much_memory_or_time(attack):
+    data = ATTACKS[attack]()
+    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    with pytest.raises(MessageError):
+        unpack(data)
+    spent = time.process_time() - started
+    tracemalloc.start()
+    with pytest.raises(MessageError):
+        unpack(data)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert spent < 1
+    assert peak < 32 << 20
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
+
+
+def test_every_tensor_is_named_once():
+    table = {"0": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}}
+    once, twice = {"a": {"$": "tensor", "at": "0"}}, {name: {"$": "tensor", "at": "0"} for name in "ab"}
+    assert unpack(message(once, table) + b"ab")["a"].tolist() == [97, 98]
+    with pytest.raises(MessageError, match="tensor '0' is missing, or named twice"):
+        unpack(message(twice, table) + b"ab")
+    with pytest.raises(MessageError, match="1 tensors that its head does not name"):
+        unpack(message({}, table) + b"ab")
+
+
+def test_a_name_that_occurs_twice_in_a_head_or_in_the_table_is_refused():
+    row = json.dumps({"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}).encode()
+    for head, table in (
+        (b'{"a":{"$":"tensor","at":"0"},"a":1}', b'{"0":' + row + b"}"),
+        (b'{"$":"tensor","at":"0"}', b'{"0":' + row + b',"0":' + row + b"}"),
+    ):
+        with pytest.raises(MessageError, match="a name occurs twice"):
+            unpack(raw(head, table, b"ab"))
+
+
+def test_a_value_is_as_deep_as_the_limit_and_no_deeper():
+    deep = [[[]]]
+    assert unpack(pack(deep), Limits(depth=2)) == deep
+    with pytest.raises(MessageError, match="nested more than 1 deep"):
+        unpack(pack(deep), Limits(depth=1))
+
+
+def test_values_in_the_head_are_counted_before_they_are_read():
+    assert unpack(pack([1, 2, 3]), Limits(nodes=4)) == [1, 2, 3]
+    with pytest.raises(MessageError, match="a head of 5 values; at most 4 are read"):
+        unpack(pack([1, 2, 3, 4]), Limits(nodes=4))
+    with pytest.raises(MessageError, match="a head of 7 bytes; at most 6 are read"):
+        unpack(pack([1, 2, 3]), Limits(head=6))
+
+
+def test_a_checkpoint_may_count_a_million_clients():
+    counts = {f"c{n}": n for n in range(300_000)}
+    data = pack(counts)
+    assert unpack(data, STORED) == counts
+    with pytest.raises(MessageError, match="a head of 300001 values"):
+        unpack(data)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [[0, 2**63], [2**63, 0], [0, 2**64], [0, 2**40, 2**40], [0, -1], [-1, 0], [1] * 65 + [0], [0, 1.0], [True, 0], 0],
+)
+def test_shapes_that_no_tensor_has_raise_the_promised_error(shape):
+    table = {"0": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}
+    with pytest.raises(MessageError):
+        unpack(message({"$": "tensor", "at": "0"}, table))
+    bits = {"0": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}}
+    with pytest.raises(MessageError):
+        unpack(message({"$": "tensor", "at": "0", "bits": shape}, bits))
+
+
+@pytest.mark.parametrize("shape", [[0, 10**15], [2**62, 0], [], [1] * 64])
+def test_empty_tensors_of_large_shapes_are_read(shape):
+    count = 4 * math.prod(shape)
+    table = {"0": {"dtype": "F32", "shape": shape, "data_offsets": [0, count]}}
+    assert list(unpack(message({"$": "tensor", "at": "0"}, table) + bytes(count)).shape) == shape
+
+
+@pytest.mark.parametrize("dtype", ["C64", "F8_E4M3", "U64", "BOOL", "x", None, [1], 3])
+def test_tensors_of_other_types_are_not_read(dtype):
+    with pytest.raises(MessageError):
+        unpack(message({"$": "tensor", "at": "0"}, {"0": {"dtype": dtype, "shape": [0], "data_offsets": [0, 0]}}))
 
 
 @pytest.mark.parametrize(

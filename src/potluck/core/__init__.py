@@ -10,11 +10,28 @@ from potluck.core.errors import (
     SettingsError,
     Skip,
     UserError,
+    client_fault,
+    describe,
+    shorten,
+    text_of,
+    user_interrupt,
 )
 from potluck.core.examples import NOTHING, Augmentation, Batch, Examples, Prepare
 from potluck.core.facts import ContractSettings, Facts, facts_of
 from potluck.core.local import Local
-from potluck.core.message import MessageError, detach_all, join_tensors, pack, split_tensors, unpack
+from potluck.core.message import (
+    MESSAGE,
+    STORED,
+    Limits,
+    MessageError,
+    count_nodes,
+    detach_all,
+    is_shape,
+    join_tensors,
+    pack,
+    split_tensors,
+    unpack,
+)
 from potluck.core.method import Method, answer, display_name, on_client, settings, trains
 from potluck.core.model import Arrays, BufferLayout, Depth, FlatArrays, Model, Newborn, Spec, digest, shapes_of, size
 from potluck.core.own_code import import_own
@@ -41,12 +58,14 @@ from potluck.core.streams import Key, entropy, numpy_stream, stream
 from potluck.core.text import one_line
 
 __all__ = [
-    "EMPTY", "NOTHING", "SERVER", "Arrays", "Augmentation", "Axis", "Batch", "BufferLayout", "Client", "ClientWork",
-    "ContractSettings", "Cost", "Depth", "Device", "Dimension", "Dimensions", "DivergedError", "Edit", "Examples",
-    "Expected", "Facts", "Fit", "FitRequest", "FlatArrays", "Fold", "FrozenDict", "Grads", "InputError", "Key", "Local",
-    "Loss", "Mean", "Memory", "MessageError", "Method", "Model", "Newborn", "Plain", "Prepare", "Problem",
-    "QuorumError", "Reply", "ResourceError", "Round", "Selection", "Send", "SettingsError", "Shapes", "Skip", "Spec",
-    "Task", "Tier", "UserError", "Weight", "Work", "Zoo", "answer", "detach_all", "digest", "display_name", "entropy",
-    "facts_of", "freeze", "import_own", "join_tensors", "numpy_stream", "on_client", "one_line", "pack", "payload",
-    "settings", "shapes_of", "size", "split_tensors", "stream", "to_plain", "trains", "unpack",
+    "EMPTY", "MESSAGE", "NOTHING", "SERVER", "STORED", "Arrays", "Augmentation", "Axis", "Batch", "BufferLayout",
+    "Client", "ClientWork", "ContractSettings", "Cost", "Depth", "Device", "Dimension", "Dimensions", "DivergedError",
+    "Edit", "Examples", "Expected", "Facts", "Fit", "FitRequest", "FlatArrays", "Fold", "FrozenDict", "Grads",
+    "InputError", "Key", "Limits", "Local", "Loss", "Mean", "Memory", "MessageError", "Method", "Model", "Newborn",
+    "Plain", "Prepare", "Problem", "QuorumError", "Reply", "ResourceError", "Round", "Selection", "Send",
+    "SettingsError", "Shapes", "Skip", "Spec", "Task", "Tier", "UserError", "Weight", "Work", "Zoo", "answer",
+    "client_fault", "count_nodes", "describe", "detach_all", "digest", "display_name", "entropy", "facts_of", "freeze",
+    "import_own", "is_shape", "join_tensors", "numpy_stream", "on_client", "one_line", "pack", "payload", "settings",
+    "shapes_of", "shorten", "size", "split_tensors", "stream", "text_of", "to_plain", "trains", "unpack",
+    "user_interrupt",
 ]  # fmt: skip

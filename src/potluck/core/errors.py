@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+
+BY_USER = "Ctrl-C or SIGTERM"
+LONGEST = 500
+"""The most characters of a client's text that are kept: a client chooses it, and the ledger keeps it."""
+
 
 class UserError(Exception):
     """An error that a user can correct. The message says what was asked, what was found, and what to do."""
@@ -39,3 +46,48 @@ class ResourceError(UserError):
 
 class Skip(Exception):
     """Raised on the client side if there is nothing to do. The client counts as absent; the ledger says why."""
+
+
+def user_interrupt() -> KeyboardInterrupt:
+    """The exception for a signal of the user; `by_user` tells it from one that client code raises."""
+    made = KeyboardInterrupt()
+    made.add_note(BY_USER)
+    return made
+
+
+def by_user(fault: BaseException) -> bool:
+    """Whether the user asked for this exception: Ctrl-C or SIGTERM, and not client code that raises the same."""
+    if not isinstance(fault, KeyboardInterrupt):
+        return False
+    if BY_USER in getattr(fault, "__notes__", ()):
+        return True
+    # Without a handler of ours, only Python's own can have raised it for the user, and only in the main thread.
+    main = threading.current_thread() is threading.main_thread()
+    return main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def client_fault(fault: BaseException) -> BaseException:
+    """The exception of a client's code, which must not end the run; the user's own Ctrl-C is raised again."""
+    if by_user(fault):
+        raise fault
+    return fault
+
+
+def describe(fault: BaseException) -> str:
+    """A client's exception: its name and text."""
+    return shorten(f"{type(fault).__name__}: {text_of(fault)}")
+
+
+def text_of(fault: BaseException) -> str:
+    """The text of a client's exception."""
+    try:
+        return shorten(str(fault))
+    except BaseException as odd:
+        client_fault(odd)
+        return "(its text cannot be read)"
+
+
+def shorten(text: str) -> str:
+    """A client's text, shortened, and without halves of characters, which no file can hold."""
+    short = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+    return short.encode("utf-8", "backslashreplace").decode()

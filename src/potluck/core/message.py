@@ -1,7 +1,8 @@
 """The message format: a JSON head and a safetensors body. Nothing is pickled.
 
 ``pack`` takes tasks, replies, models, costs, and any nesting of mappings, lists, tensors and plain values. Tensors go
-into the body; booleans take one bit each. ``unpack`` checks every length before it uses it.
+into the body; booleans take one bit each. ``unpack`` checks every length before it uses it, counts names and values
+before it reads them, and takes every tensor once.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,8 +23,6 @@ from potluck.core.model import Model, Newborn, Spec
 from potluck.core.round import Cost, Reply, Task
 
 MAGIC = b"potluck1"
-MOST_BYTES = 2 << 30
-MOST_NAMES = 100_000
 KEPT_HERE = frozenset({"expects"})
 """Fields of a task that stay on the server."""
 _DTYPES = {
@@ -36,6 +36,29 @@ _DTYPES = {
     torch.int8: "I8",
     torch.uint8: "U8",
 }
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that bytes may hold to be read at all. The defaults are for messages, whose sender may be hostile."""
+
+    bytes: int = 2 << 30
+    head: int = 16 << 20
+    """Bytes of the JSON head, and of the table of tensors."""
+    nodes: int = 250_000
+    """Values in the head. An empty list takes 3 bytes in a message and 64 in memory, so bytes alone are no limit."""
+    names: int = 50_000
+    """Tensors. The largest networks have a few thousand; each costs a kilobyte before its numbers."""
+    depth: int = 128
+    """Nesting of the head. Reading is recursive, and Python's stack has room for about a thousand calls."""
+
+
+MESSAGE = Limits()
+STORED = Limits(bytes=1 << 40, head=1 << 30, nodes=100_000_000, names=1_000_000)
+"""For checkpoints: this program wrote them, with a checksum, and they may count a million clients."""
+LARGEST = 1 << 62
+"""The most entries of a tensor, dimensions of length zero left out: torch counts entries in 64 bits, with a sign."""
+MOST_DIMS = 64
 
 
 class MessageError(ValueError):
@@ -61,15 +84,24 @@ def split_tensors(value: Any, once: bool = False) -> tuple[Any, dict[str, Tensor
 def detach_all(value: Any) -> Any:
     """The value that packing and unpacking would give, but with the same tensors, detached, on their device."""
     body = _Body(near=True)
-    return _decode(_encode(value, body), body.tensors)
+    return join_tensors(_encode(value, body), body.tensors)
 
 
-def join_tensors(plain: Any, body: Mapping[str, Tensor]) -> Any:
-    """The value that `split_tensors` split; a `MessageError` if the parts are damaged."""
+def join_tensors(plain: Any, body: Mapping[str, Tensor], shared: bool = False, depth: int = MESSAGE.depth) -> Any:
+    """The value that `split_tensors` split; a `MessageError` if the parts are damaged.
+
+    Every tensor belongs to one place; with `shared`, it may occur several times (`split_tensors(..., once=True)`).
+    """
+    parts = _Parts(dict(body), shared, depth)
     try:
-        return _decode(plain, body)
+        value = parts.decode(plain, 0)
+    except MessageError:
+        raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, OverflowError) as fault:
         raise MessageError(f"a damaged message: {type(fault).__name__} {fault}") from None
+    if parts.tensors and not shared:
+        raise MessageError(f"a message with {len(parts.tensors)} tensors that its head does not name")
+    return value
 
 
 class _Body:
@@ -104,23 +136,81 @@ class _Body:
         return place
 
 
-def unpack(data: bytes, most: int = MOST_BYTES) -> Any:
-    """The value that was packed into these bytes; a `MessageError` if they are damaged."""
-    if len(data) > most:
-        raise MessageError(f"a message of {len(data)} bytes; at most {most} are read")
+def unpack(data: bytes, limits: Limits = MESSAGE) -> Any:
+    """The value that was packed into these bytes; a `MessageError` if they are damaged or exceed the limits."""
+    if len(data) > limits.bytes:
+        raise MessageError(f"a message of {len(data)} bytes; at most {limits.bytes} are read")
     if data[:8] != MAGIC or len(data) < 16:
         raise MessageError("not a potluck message")
     (length,) = struct.unpack("<Q", data[8:16])
     if length > len(data) - 16:
         raise MessageError(f"the head claims {length} bytes of {len(data) - 16}")
+    head = _read_json(data, 16, length, "head", limits.head, limits.nodes)
+    _check_table(data, 16 + length, limits)
     try:
-        head = json.loads(data[16 : 16 + length])
-        body = safetensors.torch.load(bytes(data[16 + length :]))
-    except (ValueError, RecursionError, safetensors.SafetensorError, RuntimeError, KeyError) as fault:
+        tensors = safetensors.torch.load(data[16 + length :])
+    except (ValueError, TypeError, OverflowError, safetensors.SafetensorError, RuntimeError, KeyError) as fault:
         raise MessageError(f"a damaged message: {fault}") from None
-    if len(body) > MOST_NAMES:
-        raise MessageError(f"a message of {len(body)} names; at most {MOST_NAMES} are read")
-    return join_tensors(head, body)
+    return join_tensors(head, tensors, depth=limits.depth)
+
+
+def count_nodes(text: str | bytes) -> int:
+    """At least the number of values in JSON text, before it is read. Such characters inside strings count too."""
+    if isinstance(text, str):
+        return 1 + text.count(",") + text.count("[") + text.count("{")
+    return 1 + text.count(b",") + text.count(b"[") + text.count(b"{")
+
+
+def _read_json(data: bytes, start: int, length: int, what: str, most_bytes: int, most_nodes: int) -> Any:
+    """A JSON value in these bytes, read only if it is small enough; keys may not repeat."""
+    if length > most_bytes:
+        raise MessageError(f"a {what} of {length} bytes; at most {most_bytes} are read")
+    text = data[start : start + length]
+    if (nodes := count_nodes(text)) > most_nodes:
+        raise MessageError(f"a {what} of {nodes} values; at most {most_nodes} are read")
+    try:
+        return json.loads(text, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as fault:
+        raise MessageError(f"a damaged message: {fault}") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name occurs twice")
+    return found
+
+
+def _check_table(data: bytes, start: int, limits: Limits) -> None:
+    """Checks the table of tensors: their number, dtypes and shapes, before any tensor is made."""
+    if len(data) < start + 8:
+        raise MessageError("a damaged message: it ends before its tensors")
+    (length,) = struct.unpack("<Q", data[start : start + 8])
+    start += 8
+    if length > len(data) - start:
+        raise MessageError(f"the table of tensors claims {length} bytes of {len(data) - start}")
+    # Each row has four colons, about six of the characters that are counted, and one more for each dimension.
+    names = data.count(b":", start, start + min(length, limits.head)) // 4
+    if names > limits.names:
+        raise MessageError(f"a message of {names} names; at most {limits.names} are read")
+    table = _read_json(data, start, length, "table of tensors", limits.head, 16 * limits.names + 16)
+    if not isinstance(table, dict):
+        raise MessageError("a damaged message: no table of tensors")
+    for name, row in table.items():
+        if not isinstance(row, dict) or row.keys() != {"dtype", "shape", "data_offsets"}:
+            raise MessageError(f"a damaged message: no place for tensor {name[:40]!r}")
+        if row["dtype"] not in _DTYPES.values():
+            raise MessageError(f"a tensor of dtype {str(row['dtype'])[:20]!r} is not read")
+        if not is_shape(row["shape"]):
+            raise MessageError(f"{str(row['shape'])[:60]} is not the shape of a tensor")
+
+
+def is_shape(shape: Any) -> bool:
+    """Whether a tensor can have this shape, and be sent."""
+    if not isinstance(shape, list) or len(shape) > MOST_DIMS:
+        return False
+    whole = all(type(length) is int and 0 <= length <= LARGEST for length in shape)
+    return whole and math.prod(length for length in shape if length) <= LARGEST
 
 
 def _encode(value: Any, body: _Body) -> Any:
@@ -164,34 +254,48 @@ def _safetensors(body: dict[str, Tensor]) -> Iterator[bytes]:
         yield tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def _decode(value: Any, body: Mapping[str, Tensor]) -> Any:
-    if isinstance(value, list):
-        return [_decode(item, body) for item in value]
-    if not isinstance(value, dict):
-        return value
-    kind = value.get("$")
-    if kind is None:
-        return {key: _decode(item, body) for key, item in value.items()}
-    if kind == "tensor":
-        return _load(value, body)
-    if kind == "map":
-        return {key: _decode(item, body) for key, item in value["items"].items()}
-    if kind == "spec":
-        return Spec.of(value)
-    if kind == "model":
-        spec = Spec.of(value["spec"])
-        return Newborn(spec) if value["arrays"] is None else Model(spec, _decode(value["arrays"], body))
-    fields = {name: _decode(item, body) for name, item in value.items() if name != "$"}
-    nouns: dict[str, type] = {"task": Task, "reply": Reply, "cost": Cost}
-    return nouns[kind](**fields)
+class _Parts:
+    """The tensors of a message, and how its head puts them together."""
 
+    def __init__(self, tensors: dict[str, Tensor], shared: bool, depth: int) -> None:
+        self.tensors = tensors
+        """Those that nothing has named yet; if tensors are shared, all."""
+        self._shared, self._depth = shared, depth
 
-def _load(node: dict[str, Any], body: Mapping[str, Tensor]) -> Tensor:
-    tensor = body[node["at"]]
-    if "bits" not in node:
-        return tensor
-    shape = [int(length) for length in node["bits"]]
-    count = math.prod(shape)
-    if tensor.dtype is not torch.uint8 or tensor.numel() != (count + 7) // 8:
-        raise MessageError(f"{tensor.numel()} bytes of bits for the shape {shape}")
-    return torch.from_numpy(np.unpackbits(tensor.numpy(), count=count).astype(bool)).reshape(shape)
+    def decode(self, value: Any, depth: int) -> Any:
+        if not isinstance(value, list | dict):
+            return value
+        if depth > self._depth:
+            raise MessageError(f"a message nested more than {self._depth} deep")
+        if isinstance(value, list):
+            return [self.decode(item, depth + 1) for item in value]
+        kind = value.get("$")
+        if kind is None:
+            return self._items(value.items(), depth)
+        if kind == "tensor":
+            return self._load(value)
+        if kind == "map":
+            return self._items(value["items"].items(), depth)
+        if kind == "spec":
+            return Spec.of(value)
+        if kind == "model":
+            spec, arrays = Spec.of(value["spec"]), value["arrays"]
+            return Newborn(spec) if arrays is None else Model(spec, self.decode(arrays, depth + 1))
+        nouns: dict[str, type] = {"task": Task, "reply": Reply, "cost": Cost}
+        return nouns[kind](**self._items(((name, item) for name, item in value.items() if name != "$"), depth))
+
+    def _items(self, items: Iterable[tuple[str, Any]], depth: int) -> dict[str, Any]:
+        return {name: self.decode(item, depth + 1) for name, item in items}
+
+    def _load(self, node: dict[str, Any]) -> Tensor:
+        name = node["at"]
+        if name not in self.tensors:
+            raise MessageError(f"tensor {str(name)[:40]!r} is missing, or named twice")
+        tensor = self.tensors[name] if self._shared else self.tensors.pop(name)
+        if "bits" not in node:
+            return tensor
+        shape = node["bits"]
+        count = math.prod(shape) if is_shape(shape) else -1
+        if tensor.dtype is not torch.uint8 or tensor.numel() != (count + 7) // 8:
+            raise MessageError(f"{tensor.numel()} bytes of bits for the shape {str(shape)[:60]}")
+        return torch.from_numpy(np.unpackbits(tensor.numpy(), count=count).astype(bool)).reshape(shape)

@@ -38,6 +38,15 @@ class BufferLayout:
         return sum(4 * math.prod(shape) for _, _, shape in self.entries)
 
     @cached_property
+    def end(self) -> int:
+        """How many entries a buffer must have; -1 if a name or a place makes no sense."""
+        whole = all(type(n) is int and n >= 0 for _, start, shape in self.entries for n in (start, *shape))
+        names = {name for name, _, _ in self.entries if type(name) is str and name.isprintable()}
+        if not whole or len(names) < len(self.entries):
+            return -1
+        return max((start + math.prod(shape) for _, start, shape in self.entries), default=0)
+
+    @cached_property
     def views(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...], int]]:
         """Each tensor's shape, strides and offset."""
         return {name: (shape, _strides(shape, self.channels_last), start) for name, start, shape in self.entries}

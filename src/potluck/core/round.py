@@ -76,10 +76,12 @@ class Cost:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a reply must contain: names, shapes and dtypes, for each model and for the other arrays."""
+    """What a reply must contain: names, shapes and dtypes, for each model and for the other arrays; and metrics."""
 
     models: Mapping[str, Shapes] = EMPTY
     arrays: Shapes = EMPTY
+    metrics: Callable[[Mapping[str, Plain]], str | None] | None = None
+    """Why these metrics cannot be used, or None. For methods whose server reads metrics; by default, any are fine."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,6 +8,7 @@ from potluck.engines.dispatcher import Dispatcher, LedgerEntry, RoundSession
 from potluck.engines.gate import Gate
 from potluck.engines.pool import Pool
 from potluck.engines.serial import Engine, Serial, Wire
+from potluck.engines.usual import Usual
 from potluck.engines.worker import Worker
 
 ENGINES: Mapping[str, Callable[[SimulationContext, int], Engine]] = {
@@ -20,5 +21,6 @@ ENGINES: Mapping[str, Callable[[SimulationContext, int], Engine]] = {
 
 __all__ = [
     "ENGINES", "ClientData", "ClientDatasets", "Dispatcher", "Engine", "Gate", "Graphs", "LedgerEntry", "Pool",
-    "RoundSession", "Serial", "SimulationContext", "TaskEnvelope", "TaskResult", "Wire", "Worker",
+    "RoundSession", "Serial", "SimulationContext", "TaskEnvelope", "TaskResult", "Usual", "Wire",
+    "Worker",
 ]  # fmt: skip

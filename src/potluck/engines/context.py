@@ -81,3 +81,5 @@ class TaskResult:
     skipped: bool = False
     lost: bool = False
     """Whether the task was under way when its worker died or was given up."""
+    refused: str = ""
+    """Why the reply was refused before it was packed: it had no form in which it can be sent."""

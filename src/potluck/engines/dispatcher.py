@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -29,6 +30,7 @@ from potluck.core import (
 from potluck.engines.context import TaskEnvelope, TaskResult
 from potluck.engines.gate import Gate, strikes_out
 from potluck.engines.serial import Engine
+from potluck.engines.usual import Usual
 from potluck.learn import map_tensors
 
 Verdict: TypeAlias = Literal["accepted", "absent", "quarantined"]
@@ -70,6 +72,10 @@ class Dispatcher:
     """How often the gate refused each client in committed rounds."""
     charge: Callable[[Task], None] = lambda task: None
     """Called before a task goes to a client that will upload something."""
+    samples: Callable[[str], int] | None = None
+    """A client's number of samples, where it is known, as in a simulation."""
+    usual: Usual = field(default_factory=Usual)
+    """What the gate accepted in committed rounds."""
 
     def open(self, index: int, attempt: int = 0, everyone: bool = False, needed: bool = False) -> RoundSession:
         """A new session for one attempt at one round; with `everyone`, no client drops out or is blacklisted.
@@ -91,6 +97,8 @@ class RoundSession:
     entries: list[LedgerEntry] = field(default_factory=list)
     staged: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """New client memories of this round, by client."""
+    accepted_numbers: dict[str, list[float]] = field(default_factory=dict)
+    """Numbers of accepted replies on which the gate's limits in later rounds depend, by kind."""
     coverage: float = 1.0
     """The share of the server model's entries that clients trained in the last fold."""
     held: list[Mapping[str, tuple[int, ...]] | None] = field(default_factory=list)
@@ -192,12 +200,23 @@ class RoundSession:
             cost = Cost(bytes_down=payload(task))
             lost = result.lost and uploads(task)
             return LedgerEntry(position, result.task, "absent", reason, cost=cost, skipped=result.skipped, lost=lost)
-        refused = self.dispatcher.gate.refusal(task, reply)
+        refused = result.refused or self._refusal(task, reply)
         if refused:
             return LedgerEntry(position, result.task, "quarantined", refused, cost=reply.cost)
         if result.memory is not None:
             self.staged[task.to] = result.memory
         return LedgerEntry(position, result.task, "accepted", "", reply.weight, reply.metrics, reply.cost)
+
+    def _refusal(self, task: Task, reply: Reply) -> str | None:
+        """The gate's reason to refuse a reply; what it accepts from clients is counted for later rounds."""
+        run, own = self.dispatcher, task.to == SERVER
+        known = None if own or run.samples is None else partial(run.samples, task.to)
+        if refused := run.gate.refusal(task, reply, known, run.usual):
+            return refused
+        for kind, number in ({} if own else run.gate.measures(task, reply)).items():
+            if known is None or not kind.startswith("weight"):
+                self.accepted_numbers.setdefault(kind, []).append(number)
+        return None
 
 
 def uploads(task: Task) -> bool:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from potluck.core import Reply, Task, pack, unpack
+from potluck.core import MessageError, Reply, Task, describe, pack, shorten, unpack
 from potluck.engines.context import SimulationContext, TaskEnvelope, TaskResult
 from potluck.engines.worker import Worker
 from potluck.learn import run_stacked
@@ -51,7 +51,11 @@ class Wire(Serial):
     def run(self, envelopes: Iterable[TaskEnvelope]) -> Iterator[TaskResult]:
         for envelope in envelopes:
             there = unpack_envelope(pack(envelope_fields(envelope)))
-            yield unpack_result(pack_result(self.worker.run(there)))
+            result = self.worker.run(there)
+            try:
+                yield unpack_result(pack_result(result))
+            except MessageError as fault:
+                yield TaskResult(result.task, Reply(task=result.task), refused=shorten(str(fault)))
 
 
 def envelope_fields(envelope: TaskEnvelope) -> dict[str, object]:
@@ -70,8 +74,8 @@ def pack_result(result: TaskResult) -> bytes:
     """A result as bytes; if a reply cannot be packed, its client failed."""
     try:
         return pack(dict(vars(result)))
-    except (TypeError, ValueError, RecursionError) as fault:
-        return pack(dict(vars(TaskResult(result.task, fault=f"its reply cannot travel: {fault}"))))
+    except Exception as fault:
+        return pack(dict(vars(TaskResult(result.task, fault=f"its reply cannot travel: {describe(fault)}"))))
 
 
 def unpack_result(data: bytes) -> TaskResult:

@@ -31,11 +31,15 @@ from potluck.core import (
     Work,
     Zoo,
     answer,
+    client_fault,
+    describe,
     payload,
     stream,
+    text_of,
     trains,
 )
 from potluck.engines.context import ClientData, SimulationContext, TaskEnvelope, TaskResult
+from potluck.engines.form import Malformed, clean_memory, clean_reply
 from potluck.learn import (
     FitJob,
     Precision,
@@ -50,7 +54,7 @@ from potluck.learn import (
 
 T = TypeVar("T")
 
-RunFits: TypeAlias = Callable[[Sequence[FitJob]], "list[Fit | Exception]"]
+RunFits: TypeAlias = Callable[[Sequence[FitJob]], "list[Fit | BaseException]"]
 """Runs fit jobs; a failed job gives its exception instead of a result."""
 
 MemoryEntry: TypeAlias = tuple[tuple[str, ...], object, object]
@@ -75,9 +79,9 @@ class Worker:
         run = TaskRun(self, envelope)
         while run.job is not None:
             try:
-                fit: Fit | Exception = run_fit(run.job)
-            except Exception as fault:
-                fit = fault
+                fit: Fit | BaseException = run_fit(run.job)
+            except BaseException as fault:
+                fit = client_fault(fault)
             run.resume(fit)
         return run.result
 
@@ -213,16 +217,16 @@ class TaskRun:
         assert self._result is not None, "the task still waits for a fit"
         return self._result
 
-    def resume(self, fit: Fit | Exception) -> None:
+    def resume(self, fit: Fit | BaseException) -> None:
         """Continues with the result of the requested fit, or with its exception."""
         assert self._work is not None
         assert self.job is not None
         self._advance(partial(self._continue, self._work, self.job, fit))
 
     def _continue(
-        self, work: Generator[FitRequest, Fit, Reply], job: FitJob, fit: Fit | Exception
+        self, work: Generator[FitRequest, Fit, Reply], job: FitJob, fit: Fit | BaseException
     ) -> Reply | FitRequest:
-        if isinstance(fit, Exception):
+        if isinstance(fit, BaseException):
             return work.throw(fit)
         self._device.count_fit(job, fit)
         return work.send(fit)
@@ -247,21 +251,35 @@ class TaskRun:
             else:
                 self._result = self._finish(asked)
         except Skip as note:
-            self._result = TaskResult(self._bare, fault=str(note), skipped=True)
-        except Exception as fault:
-            self._result = TaskResult(self._bare, fault=f"{type(fault).__name__}: {fault}")
+            self._result = TaskResult(self._bare, fault=text_of(note), skipped=True)
+        except Malformed as fault:
+            self._result = TaskResult(self._bare, Reply(task=self._bare, cost=self._cost(0)), refused=str(fault))
+        except BaseException as fault:
+            self._result = TaskResult(self._bare, fault=describe(client_fault(fault)))
 
     def _finish(self, reply: object) -> TaskResult:
         if not isinstance(reply, Reply):
             method = type(self._worker.context.method).__name__
             raise TypeError(f"{method}.{self._task.verb} returned {type(reply).__name__}, not a Reply")
-        reply = self._protect(reply)
+        hardware, known = self._worker.hardware, [model.spec for model in self._task.models.values()]
+        reply = self._protect(clean_reply(reply, hardware, known))
+        memory = self._changed_memory(known)
+        arrays = to_device(reply.arrays, hardware)
+        stamped = Reply(reply.models, arrays, reply.weight, reply.metrics, self._bare, self._cost(payload(reply)))
+        return TaskResult(self._bare, stamped, memory)
+
+    def _changed_memory(self, known: Iterable[Spec]) -> Memory | None:
+        """The client's memory, if the task changed it."""
+        try:
+            if same_memory(self._before, memory_entries(self._device.memory)):
+                return None
+        except Exception:  # a memory that cannot be compared has changed; what is wrong with it is told below
+            pass
+        return clean_memory(self._device.memory, self._worker.hardware, known)
+
+    def _cost(self, bytes_up: int) -> Cost:
         device, seconds = self._device, time.perf_counter() - self._started
-        cost = Cost(payload(self._task), payload(reply), device.flops, device.peak, seconds)
-        arrays = to_device(reply.arrays, self._worker.hardware)
-        stamped = Reply(reply.models, arrays, reply.weight, reply.metrics, self._bare, cost)
-        same = same_memory(self._before, memory_entries(device.memory))
-        return TaskResult(self._bare, stamped, None if same else device.memory)
+        return Cost(payload(self._task), bytes_up, device.flops, device.peak, seconds)
 
     def _protect(self, reply: Reply) -> Reply:
         """The reply with noise, if [privacy] asks for it. Scores get none: they are for the user who runs this."""

@@ -16,7 +16,7 @@ from torch.func import functional_call
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from potluck.core import Batch, Examples, Fit, Grads
+from potluck.core import Batch, Examples, Fit, Grads, client_fault
 from potluck.learn.fit import FitJob, batch_rows, run_fit
 from potluck.learn.losses import CrossEntropy, MaskedCrossEntropy, ProximalTerm, mask_logits
 from potluck.learn.optimisers import make_optimiser
@@ -180,18 +180,18 @@ def _clip_each(grads: list[Tensor], most: float) -> list[Tensor]:
     return [grad * scale.view(-1, *[1] * (grad.dim() - 1)) for grad in grads]
 
 
-def run_stacked(jobs: Sequence[FitJob]) -> list[Fit | Exception]:
+def run_stacked(jobs: Sequence[FitJob]) -> list[Fit | BaseException]:
     """Runs jobs with equal stacking keys as one stack, and all others alone. A failed job gives its exception."""
     alike: dict[object, list[int]] = {}
     for at, job in enumerate(jobs):
         key = stacking_key(job)
         alike.setdefault(("alone", at) if key is None else key, []).append(at)
-    found: dict[int, Fit | Exception] = {}
+    found: dict[int, Fit | BaseException] = {}
     for members in alike.values():
         chosen = [jobs[at] for at in members]
         try:
             fits = fit_stacked(chosen) if len(chosen) > 1 else [run_fit(chosen[0])]
             found |= zip(members, fits, strict=True)
-        except Exception as fault:
-            found |= dict.fromkeys(members, fault)
+        except BaseException as fault:
+            found |= dict.fromkeys(members, client_fault(fault))
     return [found[at] for at in range(len(jobs))]

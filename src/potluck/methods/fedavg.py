@@ -4,8 +4,8 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 https://arxiv.org/abs/1602.05629.
 
 Batch-norm statistics are averaged like weights. What goes beyond the paper is in ``bases``: unequal networks (`share`),
-label masks, static batch norm and private heads. Server rules other than the plain mean (`server`) are in
-``potluck.parts``.
+label masks, static batch norm and private heads. Server rules other than the plain mean (`server`), and robust means
+(`mean`), are in ``potluck.parts``.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from potluck.core import EMPTY, Arrays, ContractSettings, Model, Reply, Round, SettingsError, Spec, Weight, Zoo
+from potluck.core import EMPTY, Arrays, ContractSettings, Facts, Model, Reply, Round, SettingsError, Spec, Weight, Zoo
 from potluck.methods.bases.label_mask import LabelMask
 from potluck.methods.bases.static_norm import StaticBatchNorm
 from potluck.methods.bases.unequal_networks import UnequalNetworks
-from potluck.parts import OverlapMean, Part, Replace, Rule, Slots
+from potluck.parts import MeanRule, OverlapMean, Part, Replace, Rule, Slots, Weighted
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,12 @@ class Averaging(StaticBatchNorm, LabelMask):
     def init(self, zoo: Zoo, rng: torch.Generator) -> Any:
         return AveragedState(self.initial_model(zoo, rng))
 
+    def new_mean(self, whole: Arrays) -> OverlapMean:
+        """A mean without contributions, for the clients' models."""
+        return OverlapMean(whole)
+
     def round(self, state: Any, now: Round) -> Any:
-        mean = OverlapMean(state.model.arrays)
+        mean = self.new_mean(state.model.arrays)
         self.train_cohort(mean, state, now)
         return self.server_step(state, mean, now)
 
@@ -90,7 +94,23 @@ class Averaging(StaticBatchNorm, LabelMask):
 
 
 @dataclass(frozen=True)
-class FedAvg(UnequalNetworks, Averaging):
+class RobustAveraging(Averaging):
+    """Averaging with a choice of means, for methods in which the mean is all that the server takes from replies."""
+
+    mean: MeanRule = Weighted()
+    """Which mean of the clients' models. The others than "weighted" withstand some hostile clients; they ignore
+    weights, keep all replies of a round in memory, and exclude secure aggregation. See docs/security.md."""
+
+    @property
+    def facts(self) -> Facts:
+        return replace(super().facts, sums=self.mean.sums)
+
+    def new_mean(self, whole: Arrays) -> OverlapMean:
+        return self.mean.start(whole)
+
+
+@dataclass(frozen=True)
+class FedAvg(UnequalNetworks, RobustAveraging):
     """Average the clients' models."""
 
-    contract = ContractSettings(as_fedavg={})
+    contract = ContractSettings(as_fedavg={"mean": {"name": "weighted"}})

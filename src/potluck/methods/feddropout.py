@@ -10,7 +10,7 @@ shortcut hold different channels: ``coupling = "none"`` does the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -32,7 +32,9 @@ class FedDropout(WidthTiers):
     coupling: Literal["group", "none"] = "group"
     """group: one draw for all tensors of an axis group; none: a new draw for every layer."""
 
-    facts = Facts(networks="width", larger=True)
+    @property
+    def facts(self) -> Facts:
+        return replace(super().facts, larger=True)
 
     def choose(self, spec: Spec, client: Client, now: Round) -> Choose:
         return lambda axis: self.draw(axis, spec, client, now, axis.group)

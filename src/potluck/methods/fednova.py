@@ -25,7 +25,7 @@ from potluck.learn import displacement
 from potluck.methods.bases.tensor_owners import trained_tensors
 from potluck.methods.fedavg import AveragedState
 from potluck.methods.fedprox import FedProx
-from potluck.parts import OverlapMean, Part
+from potluck.parts import OverlapMean, Part, Weighted
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class FedNova(FedProx):
     contract = ContractSettings(as_fedavg={"mu": 0.0}, within=1e-6, local={"lr": 0.1, "steps": 3, "batch": 16})
 
     mu: float = 0.0
+    mean: Weighted = Weighted()
+    """Weighted: updates are normalised in the weights of the mean, which robust means ignore."""
 
     def round(self, state: AveragedState, now: Round) -> AveragedState:
         mean = ScaledMean(state.model.arrays)

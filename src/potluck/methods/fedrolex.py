@@ -15,7 +15,7 @@ server discards the average that it computes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from potluck.core import Axis, Client, ContractSettings, Facts, Round, Spec
@@ -36,7 +36,9 @@ class FedRolex(WidthTiers):
     head_mode: Literal["per_head", "code"] = "per_head"
     """per_head: a window over each head's units; code: one window over the units of all heads together."""
 
-    facts = Facts(networks="width", larger=True)
+    @property
+    def facts(self) -> Facts:
+        return replace(super().facts, larger=True)
 
     def choose(self, spec: Spec, client: Client, now: Round) -> Choose:
         start = now.index * self.step * self.direction

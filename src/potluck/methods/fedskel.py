@@ -96,7 +96,7 @@ class FedSkel(PersonalModels):
                 id,
                 models={"model": Model(spec, held.take(whole))},
                 config={"sizes": sizes[id], "whole": held.entire},
-                expects=Expected({"model": shapes_of(held.take(whole))}),
+                expects=Expected({"model": shapes_of(held.take(whole))}, metrics=self.label_check(spec)),
             )
             for id, held in parts.items()
         )

@@ -89,7 +89,7 @@ class Hermes(PersonalModels):
                 "train",
                 id,
                 models={"model": Newborn(specs[id]) if units[id] else Model(specs[id], whole)},
-                expects=Expected({"model": zoo.shapes(specs[id])}),
+                expects=Expected({"model": zoo.shapes(specs[id])}, metrics=self.label_check(zoo.full)),
             )
             for id in units
         )

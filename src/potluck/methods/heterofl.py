@@ -19,7 +19,7 @@ from potluck.parts import Part
 class HeteroFL(WidthTiers):
     """Narrow clients train the first units of every layer."""
 
-    contract = ContractSettings(as_fedavg={"weighting": "samples", "label_mask": False})
+    contract = ContractSettings(as_fedavg={"weighting": "samples", "label_mask": False, "mean": {"name": "weighted"}})
 
     def assign(self, client: Client, now: Round) -> tuple[Spec, Part]:
         spec, held = self.submodel_for(client, now.zoo)

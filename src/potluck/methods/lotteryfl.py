@@ -99,7 +99,8 @@ class LotteryFL(PersonalModels):
             sent = models["model"].shapes
             left = {name: (sent[name][0], torch.bool) for name in self.bits(now.zoo)}
             config = {"keep": shares[id]} if self.keep_by_tier else {}
-            yield Task("train", id, models=models, config=config, expects=Expected({"model": sent}, left))
+            expects = Expected({"model": sent}, left, self.label_check(now.zoo.full))
+            yield Task("train", id, models=models, config=config, expects=expects)
 
     def share(self, client: Client, zoo: Zoo) -> float:
         """The share of the weights that this client prunes down to."""

@@ -46,7 +46,7 @@ from potluck.core import (
 from potluck.learn import displacement
 from potluck.methods.bases.tensor_owners import owner_shares, sum_arrays, trained_tensors
 from potluck.methods.fedavg import AveragedState, FedAvg
-from potluck.parts import OverlapMean, Part
+from potluck.parts import OverlapMean, Part, Weighted
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,8 @@ class SCAFFOLD(FedAvg):
     contract = ContractSettings(as_fedavg={"weighting": "samples"}, rounds=1)
 
     weighting: Literal["samples", "uniform"] = "uniform"
+    mean: Weighted = Weighted()
+    """Weighted: control variates are summed, so a robust mean of the models alone would protect nothing."""
     variate: Literal["auto", "travel", "start", "mean"] = "auto"
     """How a client estimates its gradient. travel: from how far its weights moved (the paper's option II); start: the
     full-batch gradient at the start (option I); mean: the mean of its raw gradients. auto: travel, but mean under Adam.

@@ -31,6 +31,8 @@ class Progress:
     tried: list[dict[str, Any]] = field(default_factory=list)
     """The ledger's lines of the attempts at the next round that missed their quorum."""
     stopped: bool = False
+    usual: dict[str, list[float]] = field(default_factory=dict)
+    """Numbers of replies that the gate accepted, on which its limits depend."""
 
     @property
     def attempts(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from potluck.core import Client, InputError, Model, SettingsError, display_name, unpack
+from potluck.core import STORED, Client, InputError, Model, SettingsError, display_name, unpack
 from potluck.data import Source
 from potluck.engines import Dispatcher, Engine, Serial
 from potluck.ledger import CheckpointError, RunFolder
@@ -53,7 +53,7 @@ def _restore(
 ) -> tuple[Setup, Any]:
     """The run as it was set up, without its data if that is not needed, and its state after the newest checkpoint."""
     experiment, told, path = settings_of(opened), opened.manifest(), opened.path
-    record, fields, index = data_record.read(told, path), unpack(found[1])["state"], found[0] - 1
+    record, fields, index = data_record.read(told, path), unpack(found[1], STORED)["state"], found[0] - 1
     if record is not None and source is None and not for_client:
         setup = assemble_without_data(experiment, record, method)
         _refuse_other_method(setup, told, path)

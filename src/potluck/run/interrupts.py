@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from potluck.core import user_interrupt
+
 TOGETHER = 1.0
 """Seconds within which one signal of each kind is one request."""
 
@@ -65,4 +67,4 @@ class Interrupts:
         if self._holding:
             self._waiting = True
         else:
-            raise KeyboardInterrupt
+            raise user_interrupt()

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from potluck.core import SERVER, DivergedError, Model, QuorumError, ResourceError, digest, pack, stream, unpack
-from potluck.engines import Dispatcher, Engine, LedgerEntry, RoundSession
+from potluck.core import SERVER, STORED, DivergedError, Model, QuorumError, ResourceError, digest, pack, stream, unpack
+from potluck.engines import Dispatcher, Engine, LedgerEntry, RoundSession, Usual
 from potluck.learn import map_tensors, to_device
 from potluck.ledger import RunFolder
 from potluck.run.accounting import CostAccounting, Progress
@@ -55,6 +55,7 @@ class Loop:
             self.experiment.gate,
             self._memory_of,
             setup.population.drops,
+            samples=lambda client: len(self.context.datasets.shard(client).train),
         )
         self.charges = Charges(folder.journal)
         if self.context.mechanism is not None:
@@ -67,11 +68,12 @@ class Loop:
 
     def restore(self, payload: bytes) -> None:
         """Restores the state of a checkpoint."""
-        found = unpack(payload)
+        found = unpack(payload, STORED)
         self.progress = Progress(**found["progress"])
         self.state = dataclasses.replace(self.state, **to_device(found["state"], torch.device(self.context.hardware)))
         self.scores = found["scores"]
         self.dispatcher.strikes = dict(self.progress.strikes)
+        self.dispatcher.usual = Usual(dict(self.progress.usual))
         self._saved = self.progress.done
         for line in self.progress.tried:
             self.folder.journal.append(line)
@@ -117,6 +119,7 @@ class Loop:
             for client, count in session.strikes().items():
                 self.dispatcher.strikes[client] = self.dispatcher.strikes.get(client, 0) + count
             self.progress.strikes = dict(self.dispatcher.strikes)
+            self._note_usual(session)
             self.recall.put(session.staged)
             asked = self.setup.asked(index, session)
             self.accounting.round(self.progress, session, asked, seconds)
@@ -264,6 +267,14 @@ class Loop:
             self._overspent = True
             why = "uploads in attempts that failed, or in rounds that were done again, count too"
             self._warn(done, f"round {done}: epsilon is {promise['epsilon']:.4g}; privacy.epsilon is {aim:g} ({why})")
+
+    def _note_usual(self, session: RoundSession) -> None:
+        """Keeps what the gate accepted in this round, and records the limits that it used."""
+        usual = self.dispatcher.usual
+        if limits := self.experiment.gate.limits(usual):
+            self.folder.journal.append({"event": "gate", "round": self.progress.done, "limits": limits})
+        usual.add(session.accepted_numbers)
+        self.progress.usual = dict(usual.values)
 
     def _warn_of_silent_tier(self, session: RoundSession) -> None:
         """Warns if a tier has sent nothing for three rounds."""

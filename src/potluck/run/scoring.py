@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from potluck.core import SERVER, Client, Model, Newborn, Plain, Task, numpy_stream
+from potluck.core import SERVER, Client, Expected, Model, Newborn, Plain, Task, describe, numpy_stream
 from potluck.engines import LedgerEntry, RoundSession
 from potluck.run.assemble import Setup
 
@@ -29,7 +31,7 @@ def score(setup: Setup, session: RoundSession, state: Any, done: int) -> tuple[d
     server_data = setup.context.datasets.shard(SERVER)
     pieces = range(0, max(len(server_data.validation), len(server_data.test), 1), PIECE)
     common = setup.experiment.score.common
-    tallies, faults = _collect(session, _tasks(served, own, whole, pieces, common))
+    tallies, faults = _collect(session, _tasks(served, own, whole, pieces, common), problem)
     spread = {client.id: _test_score(tallies.get((client.id, "")), problem) for client in clients}
     scores = {
         "round": done,
@@ -65,8 +67,9 @@ def personal_scores(
     client's commonest class, which a model that always says this class would have.
     """
     found: dict[str, Mapping[str, Any]] = {}
+    expects = Expected(metrics=partial(_odd_tallies, problem=problem, splits=("common", "own")))
     tasks = (
-        Task("personalise", id, models={} if model is None else {"model": model})
+        Task("personalise", id, models={} if model is None else {"model": model}, expects=expects)
         for id, model in ((client.id, own[client.id]) for client in clients)
     )
     for reply in session.send(tasks):
@@ -149,13 +152,42 @@ Tallies = dict[tuple[str, str], list[Mapping[str, Any]]]
 """Tallies by client and key, one for each piece."""
 
 
-def _collect(session: RoundSession, tasks: Iterable[Task]) -> tuple[Tallies, list[str]]:
+def _collect(session: RoundSession, tasks: Iterable[Task], problem: Any) -> tuple[Tallies, list[str]]:
     """The tallies of every model that was scored completely, and the faults of the others."""
     tallies: Tallies = {}
-    for reply in session.send(tasks):
+    expects = Expected(metrics=partial(_odd_tallies, problem=problem, splits=("validation", "test")))
+    for reply in session.send(replace(task, expects=expects) for task in tasks):
         tallies.setdefault(_model_key(reply.task), []).append(reply.metrics)
     lost = {_model_key(entry.task) for entry in _failed(session, "score")}
     return {whose: found for whose, found in tallies.items() if whose not in lost}, _faults(session, "score")
+
+
+def _odd_tallies(metrics: Mapping[str, Any], problem: Any, splits: Sequence[str]) -> str | None:
+    """Why no scores can be computed from a reply's tallies, or None."""
+    for name in (*splits, *({"labels"} & metrics.keys())):
+        if not _are_counts(metrics.get(name)):
+            return f"the tally of '{name}' has counts that are none"
+    try:
+        for split in splits:
+            problem.scores([metrics[split]])
+        if "common" in splits:
+            _personal_score(metrics, problem)
+    except Exception as fault:
+        return f"no scores can be computed from its tallies: {describe(fault)}"
+    return None
+
+
+def _are_counts(tally: Any, name: str = "") -> bool:
+    """Whether all counts of a tally are whole numbers that can be added up. Losses and moments may be any numbers."""
+    if isinstance(tally, Mapping):
+        return all(
+            _are_counts(item, "" if name == "moments" and key != "count" else key) for key, item in tally.items()
+        )
+    if isinstance(tally, list):
+        return all(_are_counts(item, name) for item in tally)
+    if name in ("", "loss"):
+        return isinstance(tally, int | float)
+    return isinstance(tally, int | float) and 0 <= tally <= 2**53 and tally == int(tally)
 
 
 def _failed(session: RoundSession, verb: str) -> list[LedgerEntry]:

@@ -8,7 +8,7 @@ from itertools import islice
 
 import torch
 
-from potluck.core import Fit
+from potluck.core import Fit, client_fault
 from potluck.engines.context import SimulationContext, TaskEnvelope, TaskResult
 from potluck.engines.cuda.trainer import CapturedTrainer, capture_key, replay
 from potluck.engines.worker import Worker
@@ -44,9 +44,9 @@ class Graphs:
         self._trainers.clear()
         self.worker.close()
 
-    def run_fits(self, jobs: Sequence[FitJob]) -> list[Fit | Exception]:
+    def run_fits(self, jobs: Sequence[FitJob]) -> list[Fit | BaseException]:
         """Runs fit jobs side by side; a job that cannot be captured runs alone."""
-        found: dict[int, Fit | Exception] = {}
+        found: dict[int, Fit | BaseException] = {}
         trainers: dict[int, CapturedTrainer] = {}
         for at, job in enumerate(jobs):
             try:
@@ -56,8 +56,8 @@ class Graphs:
                 else:
                     trainer.load(job)
                     trainers[at] = trainer
-            except Exception as fault:
-                found[at] = fault
+            except BaseException as fault:
+                found[at] = client_fault(fault)
         faults = replay(list(trainers.values()))
         means = torch.stack([trainer.mean_loss() for trainer in trainers.values()]).tolist() if trainers else []
         for (at, trainer), mean in zip(trainers.items(), means, strict=True):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from potluck.core import Batch, Edit, Examples, Fit, Loss
+from potluck.core import Batch, Edit, Examples, Fit, Loss, client_fault
 from potluck.learn import (
     WARM_UPS,
     CapturePolicy,
@@ -164,9 +164,9 @@ class GeneratorState:
             own.set_state(before)
 
 
-def replay(trainers: Sequence[CapturedTrainer]) -> dict[CapturedTrainer, Exception]:
+def replay(trainers: Sequence[CapturedTrainer]) -> dict[CapturedTrainer, BaseException]:
     """Runs all steps of loaded trainers side by side: every first step, then every second. Returns the failures."""
-    faults: dict[CapturedTrainer, Exception] = {}
+    faults: dict[CapturedTrainer, BaseException] = {}
     streams = [trainer.stream for trainer in trainers if trainer.stream is not None]
     for stream in streams:
         stream.wait_stream(torch.cuda.current_stream())
@@ -176,8 +176,8 @@ def replay(trainers: Sequence[CapturedTrainer]) -> dict[CapturedTrainer, Excepti
                 try:
                     with on_stream(trainer.stream):
                         trainer.step(number)
-                except Exception as fault:
-                    faults[trainer] = fault
+                except BaseException as fault:
+                    faults[trainer] = client_fault(fault)
     for stream in streams:
         torch.cuda.current_stream().wait_stream(stream)
     return faults

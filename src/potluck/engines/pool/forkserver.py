@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from potluck.core import join_tensors, split_tensors
+from potluck.core import describe, join_tensors, split_tensors
 from potluck.engines.context import SimulationContext, TaskEnvelope, TaskResult
 from potluck.engines.pool.shared_memory import SharedMemoryBuffer
 from potluck.engines.worker import Worker
@@ -109,7 +109,7 @@ def _work(handles: list[int], context: SimulationContext) -> None:
     worker = Worker(context)
     while (found := read(end)) is not None:
         plain, table = found
-        envelopes = [TaskEnvelope(**fields) for fields in join_tensors(plain, down.view(table))]
+        envelopes = [TaskEnvelope(**fields) for fields in join_tensors(plain, down.view(table), shared=True)]
         stacked = context.stack > 1
         results = worker.run_side_by_side(envelopes, run_stacked) if stacked else map(worker.run, envelopes)
         write(end, _pack_results(results, up))
@@ -122,8 +122,9 @@ def _pack_results(results: Iterable[TaskResult], up: SharedMemoryBuffer) -> list
     for number, result in enumerate(results):
         try:
             plain, body = split_tensors(dict(vars(result)))
-        except (TypeError, ValueError, RecursionError) as fault:
-            plain, body = split_tensors(dict(vars(TaskResult(result.task, fault=f"its reply cannot travel: {fault}"))))
+        except Exception as fault:
+            failed = TaskResult(result.task, fault=f"its reply cannot travel: {describe(fault)}")
+            plain, body = split_tensors(dict(vars(failed)))
         plains.append(plain)
         bodies |= {f"{number} {name}": tensor for name, tensor in body.items()}
     return [plains, up.write(bodies)]

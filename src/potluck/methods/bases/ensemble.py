@@ -35,7 +35,7 @@ from potluck.core import (
 from potluck.learn import DistillationSettings, fit_metrics, random_inputs, with_columns
 from potluck.methods.bases.public_logits import logits_shapes, need_public, refuse_below
 from potluck.methods.fedavg import FedAvg
-from potluck.parts import OverlapMean, Part
+from potluck.parts import OverlapMean, Part, Weighted
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class EnsembleDistillation(FedAvg):
     """FedAvg within each architecture, then server-side distillation from the received models."""
 
     share: Literal["whole", "layerwise", "per_arch"] = "per_arch"
+    mean: Weighted = Weighted()
+    """Weighted: every received model teaches, so a robust mean alone would protect nothing."""
     teach: DistillationSettings = DistillationSettings()
     """Training settings of the server-side distillation."""
     on: Literal["public", "noise"] = "public"

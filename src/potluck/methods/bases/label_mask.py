@@ -6,15 +6,18 @@ the logits of the other classes are zero, and the classifier rows of these class
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from potluck.core import Device, Fit, Loss, Model, Reply, SettingsError, Task, Weight, Zoo
+from potluck.core import Device, Fit, Loss, Model, Plain, Reply, Round, SettingsError, Spec, Task, Weight, Zoo
 from potluck.learn import MaskedCrossEntropy, class_mask
 from potluck.methods.bases.submodels import SubmodelAssignment, classes
+from potluck.parts import Part
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,14 @@ class LabelMask(SubmodelAssignment):
         if not self.label_mask:
             return super().personal_loss(model, device)
         return MaskedCrossEntropy(class_mask(device.labels, classes(model.spec)))
+
+    def train_task(self, client: str, model: Model, part: Part, state: Any, now: Round) -> Task:
+        task = super().train_task(client, model, part, state, now)
+        return replace(task, expects=replace(task.expects, metrics=self.label_check(model.spec)))
+
+    def label_check(self, spec: Spec) -> Callable[[Mapping[str, Plain]], str | None] | None:
+        """What the gate checks of the labels in a reply; None without label masks."""
+        return partial(_odd_labels, count=classes(spec)) if self.label_mask else None
 
     def report(self, task: Task, device: Device, fit: Fit) -> Reply:
         reply = super().report(task, device, fit)
@@ -62,3 +73,10 @@ class LabelMask(SubmodelAssignment):
             rows = mask.reshape(-1, *[1] * (arrays[name].dim() - 1))
             weights[name] = weights.get(name, weights.get("", 1.0)) * rows
         return weights
+
+
+def _odd_labels(metrics: Mapping[str, Plain], count: int) -> str | None:
+    """Why a reply's labels cannot be used, or None."""
+    labels = metrics.get("labels", [])
+    fine = isinstance(labels, list) and all(type(label) is int and 0 <= label < count for label in labels)
+    return None if fine else f"its labels are not a list of classes below {count}"

@@ -6,7 +6,7 @@ in the FedIN paper's baselines. Under ``per_arch``, only equal networks are aver
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -27,7 +27,7 @@ class UnequalNetworks(SubmodelAssignment):
 
     @property
     def facts(self) -> Facts:
-        return Facts(networks="one" if self.share == "whole" else "any")
+        return replace(super().facts, networks="one" if self.share == "whole" else "any")
 
     def initial_model(self, zoo: Zoo, rng: torch.Generator) -> Model:
         model = super().initial_model(zoo, rng)

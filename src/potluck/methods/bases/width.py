@@ -16,12 +16,12 @@ from functools import lru_cache
 from typing import Literal
 
 from potluck.core import Client, Facts, Reply, Round, SettingsError, Spec, Weight, Zoo, display_name
-from potluck.methods.fedavg import Averaging
+from potluck.methods.fedavg import RobustAveraging
 from potluck.parts import WHOLE, Choose, Part, part
 
 
 @dataclass(frozen=True)
-class WidthTiers(Averaging):
+class WidthTiers(RobustAveraging):
     """Clients train narrow sub-models of one server model, which may be wider than any of them."""
 
     weighting: Literal["uniform", "width", "samples", "updates", "updates_width"] = "uniform"  # type: ignore[assignment]
@@ -35,7 +35,9 @@ class WidthTiers(Averaging):
     """Divide activations by the width in training, if the network has scaler layers. With a width for each axis
     group, a layer's outputs are divided by that of their own group."""
 
-    facts = Facts(networks="width")
+    @property
+    def facts(self) -> Facts:
+        return replace(super().facts, networks="width")
 
     def choose(self, spec: Spec, client: Client, now: Round) -> Choose:
         """Which units of each group this client trains this round."""

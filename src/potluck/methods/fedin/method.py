@@ -51,7 +51,7 @@ from potluck.methods.fedin.features import (
 )
 from potluck.methods.fedin.gradients import ProjectGradients, SumGradients
 from potluck.methods.fedprox import FedProx
-from potluck.parts import OverlapMean, Part
+from potluck.parts import OverlapMean, Part, Weighted
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,8 @@ class FedIN(FedProx):
     """The share of the client's own gradient in Eq. 14."""
     outside: float = 0.5
     """Its share in stem and head, if there are lent features: 0.5 is exactly Eq. 14. Under Adam it matters little."""
+    mean: Weighted = Weighted()
+    """Weighted: clients also lend features to one another, so a robust mean alone would protect nothing."""
     gather: bool = False
     """Lent features also update the running statistics of batch norm."""
 
