@@ -75,43 +75,53 @@ def places(value: object, found: list[tuple[object, object]]) -> list[tuple[obje
 
 
 def mutate(data: bytes, dice: random.Random) -> bytes:
-    """One message that lies."""
-    kind = dice.randrange(8)
+    """One message that lies. Large lies are rare: they take long to make."""
+    if dice.random() < 0.005:
+        return large(data, dice)
+    kind = dice.randrange(5)
     if kind < 3:
-        changed = bytearray(data)
-        for _ in range(dice.choice((1, 1, 2, 8))):
-            at = dice.randrange(len(changed))
-            if kind == 0:
-                changed[at] = dice.randrange(256)
-            elif kind == 1:
-                del changed[at : at + dice.choice((1, 8, 100))]
-            else:
-                changed[at:at] = bytes(dice.randrange(256) for _ in range(dice.choice((1, 8))))
-            if not changed:
-                return b""
-        return bytes(changed)
+        return scratch(data, kind, dice)
     head, header, numbers = parts(data)
-    if kind == 3:
+    if kind == 3 or not header:
         holder, key = dice.choice(places(head, []))
         holder[key] = dice.choice(ODD)  # type: ignore[index]
-    elif kind == 4 and header:
-        name = dice.choice(list(header))
-        header[name] = {
-            **header[name],
-            dice.choice(("shape", "data_offsets", "dtype")): dice.choice([*ODD, [0, 2**63], [2**40]]),
-        }  # type: ignore[dict-item]
-    elif kind == 5:
-        head = {"many": [head] * dice.choice((2, 50, 2000))}
-    elif kind == 6:
-        depth = dice.choice((10, 500, 50_000))
-        text = b'{"a":' * depth + b"1" + b"}" * depth if dice.random() < 0.5 else b"[" * depth + b"]" * depth
-        inner = json.dumps(header).encode()
-        return MAGIC + struct.pack("<Q", len(text)) + text + struct.pack("<Q", len(inner)) + inner + numbers
     else:
-        count = dice.choice((1000, 200_000))
-        header = {f"n{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(count)}
-        numbers = b""
+        name = dice.choice(list(header))
+        field, odd = dice.choice(("shape", "data_offsets", "dtype")), dice.choice([*ODD, [0, 2**63], [2**40]])
+        header[name] = {**header[name], field: odd}  # type: ignore[dict-item]
     return joined(head, header, numbers)
+
+
+def scratch(data: bytes, kind: int, dice: random.Random) -> bytes:
+    """A message with some bytes changed, left out or added."""
+    changed = bytearray(data)
+    for _ in range(dice.choice((1, 1, 2, 8))):
+        at = dice.randrange(len(changed))
+        if kind == 0:
+            changed[at] = dice.randrange(256)
+        elif kind == 1:
+            del changed[at : at + dice.choice((1, 8, 100))]
+        else:
+            changed[at:at] = dice.randbytes(dice.choice((1, 8)))
+        if not changed:
+            break
+    return bytes(changed)
+
+
+def large(data: bytes, dice: random.Random) -> bytes:
+    """A message that would be much larger, deeper or longer than it looks."""
+    head, header, numbers = parts(data)
+    kind = dice.randrange(4)
+    if kind == 0:
+        return joined({"many": [head] * dice.choice((50, 2000))}, header, numbers)
+    if kind == 1:
+        count = dice.choice((1000, 200_000))
+        names = {f"n{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(count)}
+        return joined(head, names, b"")
+    depth = dice.choice((10, 500, 50_000))
+    deep = (b'{"a":' * depth + b"1" + b"}" * depth, b"[" * depth + b"]" * depth, b"[" + b"[]," * depth + b"1]")
+    text, inner = dice.choice(deep), json.dumps(header).encode()
+    return MAGIC + struct.pack("<Q", len(text)) + text + struct.pack("<Q", len(inner)) + inner + numbers
 
 
 def try_batch(dice: random.Random, folder: Path) -> int:
