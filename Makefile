@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN = .venv/bin
 TORCH = $(shell grep '^torch==' constraints.txt)
 
-.PHONY: help demo test slow check lint bench board clean
+.PHONY: help demo test slow check lint bench board attack clean
 
 help:
 	@echo "make demo   compare four methods on unequal devices, and write a report"
@@ -11,6 +11,7 @@ help:
 	@echo "make check  ruff, mypy and the tests: what a reviewer would run"
 	@echo "make slow   the tests that take minutes"
 	@echo "make bench  the benchmarks"
+	@echo "make attack MINUTES=30   kills, hostile replies, mutated messages, damaged folders, odd inputs"
 	@echo "make board  docs/results.md and the pages behind it, from the run folders in results/"
 
 # torch comes first and alone: asked for by a range, pip would take a build with gigabytes of CUDA.
@@ -44,6 +45,11 @@ bench: .venv/ready
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/population.py
 	$(BIN)/python benchmarks/rounds.py --workloads W1,W4 --systems bare,serial,pool
+
+MINUTES ?= 10
+SEED ?= 0
+attack: .venv/ready
+	cd tests && ../$(BIN)/python -m attack --minutes $(MINUTES) --seed $(SEED)
 
 board: .venv/ready
 	$(BIN)/python results/board.py

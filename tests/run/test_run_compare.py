@@ -9,6 +9,7 @@ import potluck
 from potluck.core import SettingsError
 from potluck.ledger import read_run
 from potluck.run import Interrupted, assemble, compare, run
+from potluck.run.session import changed_settings, mark
 
 METHODS = [{"name": "fedavg", "share": "layerwise"}, {"name": "alllarge"}, {"name": "local"}]
 
@@ -83,6 +84,27 @@ def test_a_folder_of_other_settings_is_not_taken_for_these(changes, compared):
     out, _ = compared
     with pytest.raises(SettingsError, match="holds a run with other settings than were asked for"):
         compare(tiny(**changes), out, METHODS, [0], lambda label, seed: Listener())
+
+
+def test_a_setting_at_its_default_does_not_change_what_a_run_is():
+    """So a folder can be resumed by code that knows more settings."""
+    found = {"a": 1, "b": {"c": 2, "new": 0}, "tiers": [1], "d": {}}
+    assert changed_settings(found, {"a": 1, "b": {"c": 1, "new": 0}, "tiers": [], "d": {}}) == {
+        "b": {"c": 2},
+        "tiers": [1],
+    }
+    gates = ({}, {"gate": {"strikes": 3}}, {"gate": {"strikes": 2}})
+    first, second, third = (mark(assemble(tiny(**gate))) for gate in gates)
+    assert first == second != third
+
+
+@pytest.mark.parametrize("where", ["variants", "changes"])
+def test_changes_of_a_methods_settings_that_would_be_lost_are_refused(where, tmp_path):
+    asked = tiny(compare={where: {"fedavg": ["method.weighting=uniform"]}})
+    with pytest.raises(
+        SettingsError, match=r"changes 'method.weighting', but every method of a comparison has its own"
+    ):
+        compare(asked, tmp_path / "out", METHODS, [0], lambda label, seed: Listener())
 
 
 def test_more_rounds_are_added_to_what_is_there(tmp_path):

@@ -57,10 +57,12 @@ def plan_runs(
 ) -> list[tuple[str, Experiment]]:
     """All runs with their labels. All are checked before the first one starts."""
     found = []
-    for name in experiment.compare.changes:
+    for name, own in experiment.compare.changes.items():
         config.method_class(name, "compare.changes: ")
+        _refuse_method_changes(own, f"compare.changes '{name}'")
     for variant, changes in (experiment.compare.variants or {"": ()}).items():
         where = f"compare.variants '{variant}'"
+        _refuse_method_changes(changes, where)
         base = (
             dataclasses.replace(config.apply_changes(experiment, changes, where), variant=variant)
             if variant
@@ -83,6 +85,15 @@ def plan_runs(
     if len(folders) < len(found):
         raise SettingsError("two runs of this comparison would have the same name; name each variant in its own way.")
     return found
+
+
+def _refuse_method_changes(changes: Iterable[str], where: str) -> None:
+    """Refuses changes of the method's settings: each method of a comparison has its own, which would replace them."""
+    if lost := [change for change in changes if change.strip().startswith("method.")]:
+        raise SettingsError(
+            f"{where} changes '{lost[0].split('=')[0].strip()}', but every method of a comparison has its own "
+            'settings. Give it in the list of methods: {name = "...", ...}.'
+        )
 
 
 def _runs_under(variant: str, method: Mapping[str, Any], experiment: Experiment) -> bool:

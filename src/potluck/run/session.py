@@ -43,7 +43,7 @@ from potluck.run.interrupts import Interrupted, Interrupts
 from potluck.run.loop import Loop, ProgressListener
 from potluck.run.restoring import restore_state
 from potluck.run.result import Result
-from potluck.run.settings import Experiment
+from potluck.run.settings import Experiment, TierSettings
 
 RUNS = Path("runs")
 
@@ -260,15 +260,40 @@ def code_checksum() -> str:
 
 
 def mark(setup: Setup) -> str:
-    """A hash that identifies a run: its settings, without its length and without how the work is done."""
-    plain = setup.experiment.plain()
-    for name in ("name", "variant", "rounds", "run", "compare", "score"):
+    """A hash that identifies a run: its settings, without its length and without how the work is done.
+
+    Settings that have their default value are left out. So a run can be resumed with code that knows more settings.
+    """
+    plain, usual, method = setup.experiment.plain(), Experiment().plain(), setup.context.method
+    for name in ("name", "variant", "rounds", "run", "compare", "score", "method"):
         plain.pop(name)
-    plain["method"] = [type(setup.context.method).__name__, settings(setup.context.method)]
+    tier = to_plain(dataclasses.asdict(TierSettings()))
+    plain = {name: changed_settings(value, usual[name]) for name, value in plain.items()}
+    plain["tier"] = [changed_settings(one, tier) for one in setup.experiment.plain()["tier"]]
+    plain["method"] = [type(method).__name__, changed_settings(settings(method), _usual_settings(type(method)))]
     plain["networks"] = [
         spec.plain() for spec in (setup.context.zoo.full, *(tier.spec for tier in setup.population.tiers))
     ]
     return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def changed_settings(found: Any, usual: Any) -> Any:
+    """The settings that differ from the usual ones."""
+    if not isinstance(found, Mapping) or not isinstance(usual, Mapping):
+        return found
+    return {
+        name: changed_settings(value, usual.get(name))
+        for name, value in found.items()
+        if name not in usual or value != usual[name]
+    }
+
+
+def _usual_settings(kind: type) -> Mapping[str, Any]:
+    """The settings of a method as its class has them; none if it cannot be made without any."""
+    try:
+        return settings(kind())
+    except (TypeError, ValueError):
+        return {}
 
 
 def label(method: Any) -> str:
