@@ -10,7 +10,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from attack import folders, inputs, kills, messages, replies
-from attack.driver import Attack, attempt, parse, report, run
+from attack.driver import Attack, attempt, parse, report, run_side_by_side
 
 ATTACKS = [
     Attack("messages", messages.try_batch, 200_000),
@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> int:
     chosen = [one for one in ATTACKS if asked.only in (None, one.name)]
     with tempfile.TemporaryDirectory(prefix="attack-") as place:
         if asked.number is None:
-            return int(run(chosen, asked.minutes, asked.seed, Path(place)) > 0)
+            return int(run_side_by_side(chosen, asked.minutes, asked.seed, Path(place), asked.jobs) > 0)
         for one in chosen:
             attempt(one, asked.seed, asked.number, Path(place) / one.name)
         return int(report(chosen) > 0)

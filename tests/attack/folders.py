@@ -61,6 +61,7 @@ def damage(run: Path, dice: random.Random) -> str:
     elif kind == "link":
         target = run.parent / "target"
         target.write_bytes(data)
+        shutil.copy(target, run.parent / "target-before")
         path.symlink_to(target)
     elif kind == "fifo":
         os.mkfifo(path)
@@ -83,6 +84,6 @@ def try_one(dice: random.Random, folder: Path) -> int:
         raise Finding(f"{what}: resume says nothing and ends with other weights")
     if ended.code and before - {path.relative_to(run) for path in run.rglob("*")}:
         raise Finding(f"{what}: resume refused the folder and deleted checkpoints")
-    if (folder / "target").exists() and ended.code == 0:
-        raise Finding(f"{what}: resume followed a link out of the folder")
+    if (folder / "target").exists() and (folder / "target").read_bytes() != (folder / "target-before").read_bytes():
+        raise Finding(f"{what}: resume wrote through a link out of the folder")
     return 1

@@ -188,13 +188,14 @@ def settings(engine: str, rounds: int) -> dict[str, Any]:
         "model": {"name": "mlp", "hidden": 4, "depth": 1},
         "local": {"epochs": 1, "batch": 64},
         "score": {"every": rounds, "clients": 2},
+        "gate": {"strikes": 0},
         "run": {"engine": engine, "workers": 2} if engine == "pool" else {"engine": engine},
     }
 
 
 def try_one(dice: random.Random, folder: Path) -> int:
     """One federation of six liars and two honest clients, on two engines or three."""
-    seed, rounds, liars = dice.randrange(2**31), 2, 6
+    seed, rounds, liars = dice.randrange(2**31), 6, 6
     engines = ["serial", "wire", *["pool"] * (dice.random() < 0.1)]
     found = {}
     for engine in engines:
