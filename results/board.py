@@ -58,6 +58,11 @@ class Run:
         """The hash of the settings."""
         return str(self.manifest.get("mark", ""))[:8]
 
+    @property
+    def diverged(self) -> int:
+        """The round in which it diverged; 0: it did not."""
+        return int(self.manifest.get("fault_round") or 1) if self.manifest.get("status") == "diverged" else 0
+
     def fits(self, where: Mapping[str, Any]) -> bool:
         """Whether the run has these settings, named with dots: ``{"method.name": "fedrolex"}``."""
         return all(dig(self.settings, name) == value for name, value in where.items())
@@ -141,8 +146,10 @@ class Claim:
         self.rows: list[Mapping[str, Any]] = plain.get("row", [])
         self.columns: list[Mapping[str, Any]] = plain.get("column", [{"name": "ours"}])
         archive = plain.get("archive")
-        runs = read_archive(folder / archive) if archive else ()
-        self.runs = [run for run in runs if run.fits(plain.get("where", {})) and run.scores]
+        found = read_archive(folder / archive) if archive else ()
+        fitting = [run for run in found if run.fits(plain.get("where", {})) and run.scores]
+        self.runs = [run for run in fitting if not run.diverged]
+        self.diverged = [run for run in fitting if run.diverged]
         self.cells = {
             (row["name"], column["name"]): self._cell(row, column) for row in self.rows for column in self.columns
         }
@@ -203,9 +210,14 @@ class Claim:
         found = []
         for name in dict.fromkeys(name for pair in self.plain.get("order", []) for name in pair):
             runs = self.cells[name, self.columns[0]["name"]].runs
+            where = next(row.get("where", {}) for row in self.rows if row["name"] == name)
+            lost = [run for run in self.diverged if run.fits(where)]
+            found += [f"{name} diverged in round {run.diverged:,} with seed {run.seed}" for run in lost]
             done = [run for run in runs if run.rounds >= self.rounds]
-            if not runs:
+            if not runs and not lost:
                 found.append(f"{name} was not run")
+            elif not runs:
+                continue
             elif not done:
                 found.append(f"{name} is at round {max(run.rounds for run in runs):,} of {self.rounds:,}")
             elif len(done) < self.seeds:

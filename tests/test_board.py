@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import board
@@ -83,6 +84,18 @@ def test_a_verdict_follows_from_the_scores(tmp_path, runs, verdict, seen):
     kept(tmp_path, runs)
     found = claim(tmp_path)
     assert (found.verdict, found.seen) == (verdict, seen)
+
+
+def test_a_run_that_diverged_is_told_and_counts_in_no_mean(tmp_path):
+    kept(tmp_path, [("a", 0, UP), ("b", 0, FLAT)])
+    folder = tmp_path / "runs" / "a-1"
+    shutil.copytree(tmp_path / "runs" / "a-0", folder)
+    (folder / "settings.toml").write_text('seed = 1\n[method]\nname = "a"')
+    (folder / "manifest.json").write_text(json.dumps({"mark": "ab", "status": "diverged", "fault_round": 12}))
+    board.keep(list((tmp_path / "runs").iterdir()), tmp_path / "more.tar.gz")
+    found = claim(tmp_path, archive="more.tar.gz", seeds=1)
+    assert found.cells["a", "ours"].by_seed.keys() == {0}
+    assert (found.verdict, found.seen) == ("open", "a minus b: +10.0; a diverged in round 12 with seed 1")
 
 
 def test_the_best_and_the_last_scoring_can_be_asked_for(tmp_path):
