@@ -72,17 +72,22 @@ def damage(run: Path, dice: random.Random) -> str:
     return f"{kind} of {name}"
 
 
+def newest(run: Path) -> str:
+    """The name of the newest checkpoint; empty if there is none."""
+    return max((path.name for path in run.rglob("*.ckpt")), default="")
+
+
 def try_one(dice: random.Random, folder: Path) -> int:
     good, weights = half_done(folder.parent)
     run = folder / "run"
     shutil.copytree(good, run)
     what = " and ".join(damage(run, dice) for _ in range(dice.choice((1, 1, 1, 2))))
-    before = {path.relative_to(run) for path in run.rglob("*") if path.suffix == ".ckpt"}
+    before = newest(run)
     ended = command(folder, "resume", "run", "--rounds", "12", "--format", "json")
     check_answer(ended, ANSWERS, what)
     if ended.code == 0 and sha_of(ended.out) != weights:
         raise Finding(f"{what}: resume says nothing and ends with other weights")
-    if ended.code and before - {path.relative_to(run) for path in run.rglob("*")}:
+    if ended.code and newest(run) < before:  # it may have gone on for some rounds before it met the damage
         raise Finding(f"{what}: resume refused the folder and deleted checkpoints")
     if (folder / "target").exists() and (folder / "target").read_bytes() != (folder / "target-before").read_bytes():
         raise Finding(f"{what}: resume wrote through a link out of the folder")
