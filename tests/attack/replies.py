@@ -188,7 +188,7 @@ def settings(engine: str, rounds: int) -> dict[str, Any]:
         "model": {"name": "mlp", "hidden": 4, "depth": 1},
         "local": {"epochs": 1, "batch": 64},
         "score": {"every": rounds, "clients": 2},
-        "gate": {"strikes": 0},
+        "gate": {"strikes": 0, "bound": 50.0},  # else one finite but huge step may be accepted, and ruin the model
         "run": {"engine": engine, "workers": 2} if engine == "pool" else {"engine": engine},
     }
 
