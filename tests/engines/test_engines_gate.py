@@ -246,18 +246,22 @@ def test_failures_are_no_strikes():
             assert made.outcomes()["c1"] == ("absent", "failed: ValueError: boom")
 
 
+def four_clients(**changes):
+    """Settings of a small federation of four clients, all in every round."""
+    plain = {
+        "rounds": 5,
+        "cohort": 4,
+        "data": {"clients": 4},
+        "model": {"name": "mlp", "hidden": 4, "depth": 1},
+        "local": {"epochs": 1},
+        "score": {"every": 100, "clients": 0},
+        "run": {"engine": "serial"},
+    }
+    return experiment({**plain, **changes})
+
+
 def test_refusals_reach_the_ledger_and_blacklisting_survives_a_resume(tmp_path):
-    settings = experiment(
-        {
-            "rounds": 3,
-            "cohort": 4,
-            "data": {"clients": 4},
-            "model": {"name": "mlp", "hidden": 4, "depth": 1},
-            "local": {"epochs": 1},
-            "score": {"every": 100, "clients": 0},
-            "run": {"engine": "serial"},
-        }
-    )
+    settings = four_clients(rounds=3)
     method = Odd(Local(lr=0.1, epochs=1), odd="nan")
     run(settings, tmp_path / "a", method=method)
     resume(tmp_path / "a", rounds=5, method=method)
@@ -299,19 +303,6 @@ class Greedy(FedAvg):
         return replace(reply, models={"model": Model(model.spec, far)})
 
 
-def greedy(**changes):
-    plain = {
-        "rounds": 5,
-        "cohort": 4,
-        "data": {"clients": 4},
-        "model": {"name": "mlp", "hidden": 4, "depth": 1},
-        "local": {"epochs": 1},
-        "score": {"every": 100, "clients": 0},
-        "run": {"engine": "serial"},
-    }
-    return experiment({**plain, **changes})
-
-
 def outcomes(folder, client="c1"):
     return [(e["round"], e["outcome"], e["reason"]) for e in events(folder, "task") if e["client"] == client]
 
@@ -319,16 +310,16 @@ def outcomes(folder, client="c1"):
 def test_a_client_that_claims_a_billion_samples_does_not_own_the_model(tmp_path):
     """By default the claim is refused, and nothing else changes: the others' rounds are as if it were absent."""
     method = Greedy(Local(lr=0.1, epochs=1))
-    run(greedy(), tmp_path / "a", method=method)
+    run(four_clients(), tmp_path / "a", method=method)
     refused = [reason for _, outcome, reason in outcomes(tmp_path / "a") if outcome == "quarantined"]
     assert len(refused) == 2
     assert re.fullmatch(r"weight 1e\+09 is more than the client's \d+ samples", refused[0])
-    run(greedy(gate={"heaviest": 1e9}), tmp_path / "b", method=method)
+    run(four_clients(gate={"heaviest": 1e9}), tmp_path / "b", method=method)
     assert {outcome for _, outcome, _ in outcomes(tmp_path / "b")} == {"accepted"}
 
 
 def test_a_bound_by_itself_refuses_a_long_step_and_is_in_the_journal_and_survives_a_resume(tmp_path):
-    method, settings = Greedy(Local(lr=0.1, epochs=1), how="steps"), greedy(gate={"bound": "auto"})
+    method, settings = Greedy(Local(lr=0.1, epochs=1), how="steps"), four_clients(gate={"bound": "auto"})
     whole = run(settings, tmp_path / "a", method=method)
     told = outcomes(tmp_path / "a")
     assert [outcome for _, outcome, _ in told] == ["accepted"] * 3 + ["quarantined"] * 2
@@ -336,12 +327,12 @@ def test_a_bound_by_itself_refuses_a_long_step_and_is_in_the_journal_and_survive
     limits = {e["round"]: e["limits"] for e in events(tmp_path / "a", "gate")}
     assert sorted(limits) == [3, 4, 5]  # after two rounds of four clients there are enough
     assert all(next(iter(limit)).startswith("step train model ") for limit in limits.values())
-    run(greedy(rounds=3, gate={"bound": "auto"}), tmp_path / "b", method=method)
+    run(four_clients(rounds=3, gate={"bound": "auto"}), tmp_path / "b", method=method)
     again = resume(tmp_path / "b", rounds=5, method=method)
     assert again.weights_sha256 == whole.weights_sha256
     assert outcomes(tmp_path / "b") == told
     assert {e["round"]: e["limits"] for e in events(tmp_path / "b", "gate")} == limits
-    off = run(greedy(), tmp_path / "c", method=method)
+    off = run(four_clients(), tmp_path / "c", method=method)
     assert off.weights_sha256 != whole.weights_sha256
     assert {outcome for _, outcome, _ in outcomes(tmp_path / "c")} == {"accepted"}
     assert events(tmp_path / "c", "gate") == []
@@ -351,7 +342,7 @@ def test_a_bound_by_itself_refuses_a_long_step_and_is_in_the_journal_and_survive
 def test_a_bound_by_itself_is_the_same_on_every_engine(tmp_path, engine):
     method = Greedy(Local(lr=0.1, epochs=1), how="steps")
     ours, theirs = (
-        run(greedy(gate={"bound": "auto"}, run={"engine": name, "workers": 2}), tmp_path / name, method=method)
+        run(four_clients(gate={"bound": "auto"}, run={"engine": name, "workers": 2}), tmp_path / name, method=method)
         for name in ("serial", engine)
     )
     assert ours.weights_sha256 == theirs.weights_sha256

@@ -20,7 +20,7 @@ from potluck.report.records import (
     TierRecord,
     TransferRecord,
 )
-from potluck.report.tasks import OutOfOrder, RoundCost, Sums, TaskLog
+from potluck.report.tasks import OutOfOrder, RoundCost, RunningTotals, TaskLog
 
 MAX_COUNT = 1e15
 """A larger count of trainings is a broken value."""
@@ -220,8 +220,8 @@ def _tier(name: str, declared: Json, scores: list[Json], tasks: TaskLog, best_by
         width=_model_size(declared.get("width")),
         depth=_model_size(declared.get("depth")),
         curve=LearningCurve(points, best_by),
-        totals=tasks.tiers.get(name, Sums()).totals(),
-        accepted=tasks.accepted.get(name, Sums()).totals(),
+        totals=tasks.tiers.get(name, RunningTotals()).totals(),
+        accepted=tasks.accepted.get(name, RunningTotals()).totals(),
     )
 
 

@@ -28,7 +28,7 @@ class OutOfOrder(Exception):
     """An event of a round whose tasks were summed already."""
 
 
-class Sums:
+class RunningTotals:
     """Running totals of tasks."""
 
     def __init__(self) -> None:
@@ -75,15 +75,15 @@ class TaskLog:
 
     open_rounds: int | None = OPEN_ROUNDS
     """None: all rounds stay open, however long the ledger is."""
-    clients: Sums = field(default_factory=Sums)
+    clients: RunningTotals = field(default_factory=RunningTotals)
     """All tasks but the server's own; this and the next two after `finish`."""
-    tiers: dict[str, Sums] = field(default_factory=lambda: defaultdict(Sums))
-    accepted: dict[str, Sums] = field(default_factory=lambda: defaultdict(Sums))
+    tiers: dict[str, RunningTotals] = field(default_factory=lambda: defaultdict(RunningTotals))
+    accepted: dict[str, RunningTotals] = field(default_factory=lambda: defaultdict(RunningTotals))
     """By tier, only the tasks whose reply was accepted."""
     rounds: dict[int, RoundCost] = field(default_factory=lambda: defaultdict(RoundCost))
     _failed: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)
     """By outcome, tier and reason: how often, the first and the last round."""
-    _groups: dict[Group, Sums] = field(default_factory=lambda: defaultdict(Sums))
+    _groups: dict[Group, RunningTotals] = field(default_factory=lambda: defaultdict(RunningTotals))
     _open: dict[int, dict[object, Task]] = field(default_factory=dict)
     _summed: float = float("-inf")
 
