@@ -12,7 +12,6 @@ from potluck.core.errors import (
     UserError,
     client_fault,
     describe,
-    shorten,
     text_of,
     user_interrupt,
 )
@@ -66,6 +65,6 @@ __all__ = [
     "SettingsError", "Shapes", "Skip", "Spec", "Task", "Tier", "UserError", "Weight", "Work", "Zoo", "answer",
     "client_fault", "count_nodes", "describe", "detach_all", "digest", "display_name", "entropy", "facts_of", "freeze",
     "import_own", "is_shape", "join_tensors", "numpy_stream", "on_client", "one_line", "pack", "payload", "settings",
-    "shapes_of", "shorten", "size", "split_tensors", "stream", "text_of", "to_plain", "trains", "unpack",
+    "shapes_of", "size", "split_tensors", "stream", "text_of", "to_plain", "trains", "unpack",
     "user_interrupt",
 ]  # fmt: skip

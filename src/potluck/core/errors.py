@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 import threading
 
+from potluck.core.text import one_line
+
 BY_USER = "Ctrl-C or SIGTERM"
-LONGEST = 500
-"""The most characters of a client's text that are kept: a client chooses it, and the ledger keeps it."""
 
 
 class UserError(Exception):
@@ -75,19 +75,13 @@ def client_fault(fault: BaseException) -> BaseException:
 
 def describe(fault: BaseException) -> str:
     """A client's exception: its name and text."""
-    return shorten(f"{type(fault).__name__}: {text_of(fault)}")
+    return one_line(f"{type(fault).__name__}: {text_of(fault)}")
 
 
 def text_of(fault: BaseException) -> str:
     """The text of a client's exception."""
     try:
-        return shorten(str(fault))
+        return one_line(str(fault))
     except BaseException as odd:
         client_fault(odd)
         return "(its text cannot be read)"
-
-
-def shorten(text: str) -> str:
-    """A client's text, shortened, and without halves of characters, which no file can hold."""
-    short = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
-    return short.encode("utf-8", "backslashreplace").decode()

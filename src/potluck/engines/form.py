@@ -27,7 +27,7 @@ from potluck.core import (
     count_nodes,
     describe,
     is_shape,
-    shorten,
+    one_line,
 )
 
 T = TypeVar("T")
@@ -87,7 +87,7 @@ def _guard(read: Callable[[Any], T], value: Any) -> T:
     try:
         return read(value)
     except Malformed as fault:
-        raise Malformed(shorten(str(fault))) from None
+        raise Malformed(one_line(str(fault))) from None
     except BaseException as fault:
         raise Malformed(f"it cannot be read: {describe(client_fault(fault))}") from None
 
@@ -262,4 +262,4 @@ class _Reader:
 
 
 def _kind(value: object) -> str:
-    return shorten(type(value).__name__)
+    return one_line(type(value).__name__)

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from potluck.core import Arrays, FlatArrays, Model, Newborn, Reply, Shapes, Task, describe, shorten
+from potluck.core import Arrays, FlatArrays, Model, Newborn, Reply, Shapes, Task, describe, one_line
 from potluck.engines.usual import Usual
 
 STEP_TIMES = 5.0
@@ -60,7 +60,7 @@ class Gate:
             found = next(self._faults(task, reply, samples, usual or Usual()), None)
         except Exception as fault:
             found = f"it cannot be judged: {describe(fault)}"
-        return None if found is None else shorten(found)
+        return None if found is None else one_line(found)
 
     def measures(self, task: Task, reply: Reply) -> dict[str, float]:
         """The numbers of an accepted reply that limits of later rounds depend on, by kind."""

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from potluck.core import MessageError, Reply, Task, describe, pack, shorten, unpack
+from potluck.core import MessageError, Reply, Task, describe, one_line, pack, unpack
 from potluck.engines.context import SimulationContext, TaskEnvelope, TaskResult
 from potluck.engines.worker import Worker
 from potluck.learn import run_stacked
@@ -55,7 +55,7 @@ class Wire(Serial):
             try:
                 yield unpack_result(pack_result(result))
             except MessageError as fault:
-                yield TaskResult(result.task, Reply(task=result.task), refused=shorten(str(fault)))
+                yield TaskResult(result.task, Reply(task=result.task), refused=one_line(str(fault)))
 
 
 def envelope_fields(envelope: TaskEnvelope) -> dict[str, object]:
