@@ -185,7 +185,7 @@ def test_sigterm_while_a_run_is_put_together_is_one_line(hold, place):
 
 def test_a_signal_while_libraries_are_imported_is_one_line(start, place):
     """The method's own module waits in its import, as torch's would."""
-    (place / "held.py").write_text("open('held', 'w').close(); open('gate').close()")
+    (place / "held.py").write_text("import time; open('held', 'w').close()\nwhile True: time.sleep(0.002)")
     process = start(*RUN)
     until(lambda: (place / "held").exists() or process.poll() is not None)
     process.send_signal(signal.SIGTERM)

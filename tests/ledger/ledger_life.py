@@ -73,9 +73,8 @@ def live_one_round(run, round):
 
 def hold(folder, fork):
     run = RunFolder.open(folder)
-    child = os.fork() if fork else os.getpid()
-    if child:
-        print(child, flush=True)
+    if not fork or os.fork() == 0:  # the child's first line of its own: what it inherited is closed by then
+        print(os.getpid(), flush=True)
     sys.stdin.read()
     run.close()
 
