@@ -15,7 +15,7 @@ from made_context import Echo, Odd, federation, made_context
 
 from potluck.core import SERVER, Local, ResourceError, SettingsError, Task, digest
 from potluck.engines import ENGINES, TaskEnvelope
-from potluck.engines.pool.engine import Assignment, EnvelopeBatch, _batches
+from potluck.engines.batches import Assignment, EnvelopeBatch, _batches
 from potluck.methods import FedAdam, FedAvg
 
 LOCAL = Local(lr=0.3, epochs=2, batch=4)
@@ -279,7 +279,7 @@ def test_close_ends_workers_that_are_busy():
         tasks = (Task("train", f"c{n}", models={"model": state.model}) for n in range(2))
         envelopes = list(made.dispatcher.open(0)._envelopes(tasks, {}, 0))
         for envelope in envelopes:
-            made.dispatcher.engine._assign(Assignment(EnvelopeBatch([envelope]), [0], deque()))
+            made.dispatcher.engine._assign_when_idle(Assignment(EnvelopeBatch([envelope]), [0], deque()))
         assert len(made.dispatcher.engine._busy) == 2
         started = family(os.getpid())
     assert all_gone(started)

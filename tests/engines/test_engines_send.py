@@ -5,7 +5,7 @@ import torch
 from made_context import FULL, ZOO, Echo, Odd, federation, rows
 
 from potluck.core import Expected, Local, Task, digest, shapes_of
-from potluck.engines.pool.engine import AHEAD, MANY
+from potluck.engines.batches import AHEAD, MANY
 from potluck.methods import FedAvg
 
 ENGINES = ["serial", "wire", "pool"]
