@@ -43,9 +43,9 @@ def write_npy_folder(
     """Writes rows to a new folder of .npy files and returns its path: ``name = "npy"``, ``path = folder`` in [data].
 
     x, y and user are as in `from_arrays`. For more rows than fit into memory, x is an iterator of pieces, each (x, y)
-    or (x, y, user), and y and user are left out; x_test likewise, of (x, y). Write the rows of a user one after another:
-    a client's rows are then read from one place. `classes` are the names of the classes. Files hold `shard_rows` rows each, by
-    default so many that x has about 256 MB. The folder appears when all is written.
+    or (x, y, user), and y and user are left out; x_test likewise, of (x, y). Write the rows of a user one after
+    another: a client's rows are then read from one place. `classes` are the names of the classes. A file holds
+    `shard_rows` rows, by default so many that one of x has about 256 MB. The folder appears when all is written.
     """
     if shard_rows is not None and shard_rows < 1:
         raise InputError(f"shard_rows = {shard_rows} is below 1")
