@@ -15,7 +15,7 @@ from potluck.core.errors import (
     text_of,
     user_interrupt,
 )
-from potluck.core.examples import NOTHING, Augmentation, Batch, Examples, Prepare
+from potluck.core.examples import NOTHING, Augmentation, Batch, Column, Examples, Prepare
 from potluck.core.facts import ContractSettings, Facts, facts_of
 from potluck.core.local import Local
 from potluck.core.message import (
@@ -58,10 +58,10 @@ from potluck.core.text import one_line
 
 __all__ = [
     "EMPTY", "MESSAGE", "NOTHING", "SERVER", "STORED", "Arrays", "Augmentation", "Axis", "Batch", "BufferLayout",
-    "Client", "ClientWork", "ContractSettings", "Cost", "Depth", "Device", "Dimension", "Dimensions", "DivergedError",
-    "Edit", "Examples", "Expected", "Facts", "Fit", "FitRequest", "FlatArrays", "Fold", "FrozenDict", "Grads",
-    "InputError", "Key", "Limits", "Local", "Loss", "Mean", "Memory", "MessageError", "Method", "Model", "Newborn",
-    "Plain", "Prepare", "Problem", "QuorumError", "Reply", "ResourceError", "Round", "Selection", "Send",
+    "Client", "ClientWork", "Column", "ContractSettings", "Cost", "Depth", "Device", "Dimension", "Dimensions",
+    "DivergedError", "Edit", "Examples", "Expected", "Facts", "Fit", "FitRequest", "FlatArrays", "Fold", "FrozenDict",
+    "Grads", "InputError", "Key", "Limits", "Local", "Loss", "Mean", "Memory", "MessageError", "Method", "Model",
+    "Newborn", "Plain", "Prepare", "Problem", "QuorumError", "Reply", "ResourceError", "Round", "Selection", "Send",
     "SettingsError", "Shapes", "Skip", "Spec", "Task", "Tier", "UserError", "Weight", "Work", "Zoo", "answer",
     "client_fault", "count_nodes", "describe", "detach_all", "digest", "display_name", "entropy", "facts_of", "freeze",
     "import_own", "is_shape", "join_tensors", "numpy_stream", "on_client", "one_line", "pack", "payload", "settings",

@@ -12,6 +12,24 @@ Batch: TypeAlias = Mapping[str, Tensor]
 Prepare: TypeAlias = Callable[[dict[str, Tensor]], Batch]
 
 
+class Column(Protocol):
+    """One value for each row: a tensor, or a column whose rows are read from files when a batch needs them."""
+
+    @property
+    def shape(self) -> torch.Size: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def device(self) -> torch.device:
+        """Where batches are."""
+
+    def dim(self) -> int: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, rows: slice, /) -> Tensor: ...
+    def index_select(self, dim: int, index: Tensor, /) -> Tensor: ...
+    def to(self, device: torch.device, /) -> Column: ...
+
+
 class Augmentation(Protocol):
     """Random changes to training batches. They are drawn first and applied later, so an engine can draw ahead."""
 
@@ -34,7 +52,7 @@ class Examples:
 
     def __init__(
         self,
-        columns: Mapping[str, Tensor],
+        columns: Mapping[str, Column],
         rows: Tensor | None = None,
         prepare: Prepare | None = None,
         augment: Augmentation | None = None,
@@ -42,7 +60,7 @@ class Examples:
         lengths = {name: len(column) for name, column in columns.items()}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"columns differ in length: {lengths}")
-        self.columns = dict(columns)
+        self.columns: dict[str, Column] = dict(columns)
         self.rows = rows
         self.prepare = prepare
         self.augment = augment
@@ -79,9 +97,11 @@ class Examples:
         return picked
 
     def column(self, name: str) -> Tensor:
-        """One column at these rows, as stored (not prepared)."""
+        """One column at these rows, as stored (not prepared). Of a column in files, these rows are read into memory."""
         found = self.columns[name]
-        return found if self.rows is None else found.index_select(0, self.rows)
+        if self.rows is not None:
+            return found.index_select(0, self.rows)
+        return found if isinstance(found, Tensor) else found[:]
 
     def all(self) -> Batch:
         """Every row as one batch."""

@@ -213,7 +213,7 @@ def unrelated_public_rows(other: Source, source: Source, data: Data, seed: int) 
     order = stratified_order(strata, numpy_stream(seed, "public"))
     order = put_public_rows_first(order, strata, data, numpy_stream(seed, "public rows"))
     rows = torch.from_numpy(np.sort(order[: data.public]))
-    return Examples({"x": other.train.column("x")[rows]}, prepare=other.train.prepare)
+    return Examples({"x": other.train.pick(rows).column("x")}, prepare=other.train.prepare)
 
 
 def _check_settings(source: Source, data: Data) -> None:

@@ -9,10 +9,8 @@ import zipfile
 import zlib
 from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import IO
 
 import numpy as np
-from numpy.lib import format as npy
 
 from potluck.core import InputError, SettingsError
 from potluck.data.safe_reading import (
@@ -20,7 +18,7 @@ from potluck.data.safe_reading import (
     check_expansion,
     existing_path,
     file_error,
-    looks_like_pickle,
+    npy_header,
     pickle_error,
     read_array,
 )
@@ -74,7 +72,7 @@ def _arrays(file: zipfile.ZipFile, path: Path) -> dict[str, Array]:
 
 def _member(file: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> Array:
     with file.open(entry) as body:
-        shape, by_columns, dtype = _header(body, entry.filename, path)
+        shape, by_columns, dtype = npy_header(body, entry.filename, path)
         size = math.prod(shape) * dtype.itemsize
         held = entry.file_size - body.tell()
         if size != held:
@@ -83,23 +81,6 @@ def _member(file: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> Array:
             )
         flat = read_array(body, dtype, (math.prod(shape),), path)
         return flat.reshape(shape, order="F" if by_columns else "C")
-
-
-def _header(body: IO[bytes], name: str, path: Path) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
-    try:
-        version = npy.read_magic(body)
-        reader = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, by_columns, dtype = reader(body)
-        if any(length < 0 for length in shape):
-            raise ValueError(f"a shape of {shape}")
-    except Exception as error:  # a header is a Python literal: a hostile one can raise anything
-        body.seek(0)
-        if looks_like_pickle(body.read(4096)):
-            raise pickle_error(path, name) from None
-        raise file_error(path, f"{name} is not a NumPy array ({type(error).__name__}); save it again") from None
-    if dtype.hasobject:
-        raise pickle_error(path, name)
-    return shape, by_columns, dtype
 
 
 def _source(arrays: dict[str, Array], data: Data, name: str) -> Source:
@@ -116,10 +97,10 @@ def _source(arrays: dict[str, Array], data: Data, name: str) -> Source:
     classes = arrays.get("classes")
     names = tuple(map(str, classes.tolist())) if classes is not None and classes.ndim == 1 else ()
     return from_arrays(
-        _reshape(x, data, name),
+        reshape(x, data, name),
         y,
         user,
-        _reshape(arrays["x_test"], data, name) if "x_test" in arrays else None,
+        reshape(arrays["x_test"], data, name) if "x_test" in arrays else None,
         arrays.get("y_test"),
         names=names,
         size=data.size,
@@ -149,7 +130,8 @@ def _repeat_for_windows(column: Array, recording: Array, off: Array, name: str) 
     return column[recording]
 
 
-def _reshape(x: Array, data: Data, name: str) -> Array:
+def reshape(x: Array, data: Data, name: str) -> Array:
+    """Each sample in the shape that `data.shape` asks for."""
     if not data.shape:
         return x
     if x.ndim == 0 or math.prod(x.shape[1:]) != math.prod(data.shape):

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from potluck.core import InputError, ResourceError, SettingsError
-from potluck.data import cifar, idx, npz, sentences, tags, text
+from potluck.data import cifar, idx, npy, npz, sentences, tags, text
 from potluck.data.settings import OWN, Data
 from potluck.data.source import Source, from_arrays
 
@@ -30,6 +30,7 @@ _READERS: Mapping[str, Callable[[Data], Source]] = MappingProxyType(
         "cifar10": cifar.read_cifar10,
         "cifar100": cifar.read_cifar100,
         "idx": idx.read,
+        "npy": npy.read,
         "npz": npz.read,
         "sentences": sentences.read,
         "tags": tags.read,
@@ -42,6 +43,7 @@ _ABOUT: Mapping[str, str] = MappingProxyType(
         "cifar10": "CIFAR-10: a folder cifar-10-batches-bin in the official binary layout",
         "cifar100": "CIFAR-100, its fine classes: a folder cifar-100-binary in the official binary layout",
         "idx": "IDX files, such as MNIST and Fashion-MNIST: a folder with train-images-idx3-ubyte(.gz) and so on",
+        "npy": "a folder of x.npy, y.npy, user.npy, ... or shards x-00000.npy, ...; rows of x are read when needed",
         "npz": "a NumPy file with x, y and optionally user (or subject, speaker), classes, x_test, y_test, off",
         "sentences": 'texts or pairs with a label, as in GLUE: a .jsonl file of {"s1": ..., "s2": ..., "label": ...}',
         "tags": 'words with BIO tags: .jsonl of {"tokens": [...], "tags": [...]}; in a folder, every file is a user',
@@ -56,7 +58,7 @@ def sources() -> Mapping[str, str]:
 
 
 def load(data: Data) -> Source:
-    """Reads the data set that these settings name into memory."""
+    """Reads the data set that these settings name: into memory, except for the inputs of "npy"."""
     if data.name == OWN:
         raise SettingsError(
             f"data.name = '{OWN}' stands for data of your own; hand it over in Python: potluck.run.run(source=...)."

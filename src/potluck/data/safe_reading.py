@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
+from numpy.lib import format as npy
 
 from potluck.core import InputError, SettingsError
 from potluck.data.source import Array
@@ -82,6 +83,24 @@ def looks_like_pickle(head: bytes) -> bool:
         return any(code.name in _CALLS and at for code, _, at in pickletools.genops(BytesIO(head)))
     except Exception:  # not a valid pickle, for whatever reason
         return False
+
+
+def npy_header(body: IO[bytes], name: str, path: Path) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
+    """The header of a .npy array: its shape, whether it lies column by column (Fortran order), and its type."""
+    try:
+        version = npy.read_magic(body)
+        reader = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, by_columns, dtype = reader(body)
+        if any(length < 0 for length in shape):
+            raise ValueError(f"a shape of {shape}")
+    except Exception as error:  # a header is a Python literal: a hostile one can raise anything
+        body.seek(0)
+        if looks_like_pickle(body.read(4096)):
+            raise pickle_error(path, name) from None
+        raise file_error(path, f"{name} is not a NumPy array ({type(error).__name__}); save it again") from None
+    if dtype.hasobject:
+        raise pickle_error(path, name)
+    return shape, by_columns, dtype
 
 
 def _head(path: Path, count: int) -> bytes:

@@ -63,7 +63,7 @@ class Data:
     test_path: str = ""
     """A file with test rows, for sentences and tags; without one, data.test says how many rows are held out."""
     shape: tuple[int, ...] = ()
-    """Reshape each npz sample to this, such as [1, 98, 40]; empty: as stored."""
+    """Reshape each npz or npy sample to this, such as [1, 98, 40]; empty: as stored."""
     size: tuple[int, ...] = ()
     """Make each image [channels, height, width] of this size: sides resized, channels repeated (one grey channel to
     three); after data.shape; empty: as they are."""

@@ -1,8 +1,9 @@
-"""A source: a data set in memory, before it is divided among clients."""
+"""A source: a data set before it is divided among clients; in memory, or with inputs that stay in files."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -14,7 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from potluck.core import Batch, Examples, InputError, Prepare
+from potluck.core import Batch, Column, Examples, InputError, Prepare
+from potluck.data.stored import Rows, StoredColumn, StoredRows, sample_rows
 
 Array = NDArray[Any]
 
@@ -52,7 +54,7 @@ def channel_values(values: tuple[float, ...], dims: int, device: torch.device) -
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A data set in memory."""
+    """A data set. Its columns are in memory; inputs may also stay in files (`StoredColumn`)."""
 
     name: str
     train: Examples
@@ -77,7 +79,11 @@ class Source:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over every row, label and user, and how inputs are scaled. Names do not count."""
+        """SHA-256 over every row, label and user, and how inputs are scaled. Names do not count.
+
+        Of inputs that stay in files, it covers their number, shape and type and a sample of rows (`sample_rows`): to
+        read all of them at every start would take hours.
+        """
         total = hashlib.sha256(repr((self.classes, self.tokens, self.pad, self.sep, self.tagged)).encode())
         for name, column in self._columns():
             total.update(f"{name} {column.dtype} {tuple(column.shape)}".encode())
@@ -88,9 +94,18 @@ class Source:
     def _columns(self) -> Iterator[tuple[str, Tensor]]:
         for split, examples in (("train", self.train), ("test", self.test)):
             if examples is not None:
-                yield from ((f"{split} {name}", examples.column(name)) for name in sorted(examples.columns))
+                yield from (_hashed_column(examples, name, split) for name in sorted(examples.columns))
         if self.users is not None:
             yield "users", self.users
+
+
+def _hashed_column(examples: Examples, name: str, split: str) -> tuple[str, Tensor]:
+    """A column and its title, for the fingerprint; of a column in files, a sample of its rows."""
+    column = examples.columns[name]
+    if isinstance(column, Tensor):
+        return f"{split} {name}", examples.column(name)
+    rows = sample_rows(len(examples), math.prod(column.shape[1:]) * column.dtype.itemsize)
+    return f"{split} {name} sampled from {len(examples)} rows", examples.pick(torch.from_numpy(rows)).column(name)
 
 
 def _scaling_text(prepare: Prepare | None) -> str:
@@ -101,10 +116,10 @@ def _scaling_text(prepare: Prepare | None) -> str:
 
 
 def from_arrays(
-    x: ArrayLike,
+    x: ArrayLike | StoredRows,
     y: ArrayLike,
     user: ArrayLike | None = None,
-    x_test: ArrayLike | None = None,
+    x_test: ArrayLike | StoredRows | None = None,
     y_test: ArrayLike | None = None,
     *,
     names: tuple[str, ...] = (),
@@ -158,13 +173,22 @@ def _array(values: ArrayLike, what: str) -> Array:
     return found
 
 
-def _inputs(values: ArrayLike, what: str, size: tuple[int, ...]) -> Array:
-    """Inputs in their stored type: bytes stay bytes, integers become int64 (tokens), floats float32; images resized."""
-    found = _as_input_type(_array(values, what), what)
+def _inputs(values: ArrayLike | StoredRows, what: str, size: tuple[int, ...]) -> Array | StoredRows:
+    """The inputs of a source; stored rows have their type and size already."""
+    return values if isinstance(values, StoredRows) else input_rows(_array(values, what), what, size)
+
+
+def input_rows(values: Array, what: str, size: tuple[int, ...], numbers: Rows | None = None) -> Array:
+    """Inputs in their stored type: bytes stay bytes, integers become int64 (tokens), floats float32; images resized.
+
+    `numbers` are the numbers of the rows for errors, if they are not all rows.
+    """
+    found = as_input_type(values, what, numbers)
     return resize_images(found, size, what) if size else found
 
 
-def _as_input_type(found: Array, what: str) -> Array:
+def as_input_type(found: Array, what: str, numbers: Rows | None = None) -> Array:
+    """Inputs in the type in which they are used; an error for NaN and infinity. `numbers` as in `input_rows`."""
     if found.ndim < 2:
         raise InputError(f"{what} has the shape {found.shape}; give (rows, ...), one row per sample")
     if found.dtype == np.uint8:
@@ -174,13 +198,13 @@ def _as_input_type(found: Array, what: str) -> Array:
     if not np.issubdtype(found.dtype, np.floating):
         raise InputError(f"{what} holds {found.dtype}; give bytes, whole numbers or floats")
     with np.errstate(over="ignore"):
-        return _require_finite(found.astype(np.float32, copy=False), what)
+        return _require_finite(found.astype(np.float32, copy=False), what, numbers)
 
 
-def _require_finite(values: Array, what: str) -> Array:
+def _require_finite(values: Array, what: str, numbers: Rows | None = None) -> Array:
     good = np.isfinite(values).reshape(len(values), -1).all(axis=1)
     if not good.all():
-        row = int(np.argmin(good))
+        row = int(np.argmin(good)) if numbers is None else int(numbers[~good].min())
         raise InputError(f"{what} holds NaN or infinity, first in row {row}; remove or repair such rows")
     return values
 
@@ -199,7 +223,7 @@ def _labels(values: ArrayLike, what: str) -> Array:
     return found.astype(np.int64, copy=False)
 
 
-def _check_equal_rows(name: str, **columns: Array) -> None:
+def _check_equal_rows(name: str, **columns: Array | StoredRows) -> None:
     (left, a), (right, b) = columns.items()
     if len(a) != len(b):
         raise InputError(f"{name}: {left} holds {len(a)} rows, {right} holds {len(b)}; they must match")
@@ -225,15 +249,17 @@ def _users(values: ArrayLike, rows: int, name: str) -> Tensor | None:
     return torch.from_numpy(which.astype(np.int64) - unnamed) if len(known) > unnamed else None
 
 
-def _examples(x: Array, y: Array, prepare: Prepare | None) -> Examples:
-    return Examples({"x": _tensor(x), "y": _tensor(y)}, prepare=prepare)
+def _examples(x: Array | StoredRows, y: Array, prepare: Prepare | None) -> Examples:
+    return Examples({"x": _column(x), "y": _column(y)}, prepare=prepare)
 
 
-def _tensor(values: Array) -> Tensor:
+def _column(values: Array | StoredRows) -> Column:
+    if isinstance(values, StoredRows):
+        return StoredColumn(values)
     return torch.from_numpy(np.require(values, requirements=["C", "W"]))
 
 
-def _scaling_for(x: Array, scale: str) -> InputScaling | None:
+def _scaling_for(x: Array | StoredRows, scale: str) -> InputScaling | None:
     """The scaling for inputs of this type; None: they stay as they are."""
     if x.dtype == np.int64:
         return None
@@ -242,8 +268,11 @@ def _scaling_for(x: Array, scale: str) -> InputScaling | None:
     return InputScaling((0.0,), (255.0,)) if x.dtype == np.uint8 else None
 
 
-def standard_scaling(x: Array) -> InputScaling:
-    """The scaling that gives each channel of x mean 0 and standard deviation 1; a constant channel is only shifted."""
+def standard_scaling(x: Array | StoredRows) -> InputScaling:
+    """The scaling that gives each channel of x mean 0 and standard deviation 1; a constant channel is only shifted.
+
+    Inputs that stay in files are read twice. Pieces are of 1024 rows in either case, so the bits are the same.
+    """
     total, squares = np.zeros(x.shape[1]), np.zeros(x.shape[1])
     axes = (0, *range(2, x.ndim))
     # Two passes over slices: the one-pass formula loses digits, and a float64 copy of the whole set costs gigabytes.

@@ -16,6 +16,7 @@ from potluck.core import (
     SERVER,
     Arrays,
     BufferLayout,
+    Column,
     Cost,
     Examples,
     Fit,
@@ -68,7 +69,7 @@ class Worker:
         self.context = context
         self.hardware = torch.device(context.hardware)
         self._slots: dict[tuple[Spec, int, Hashable], NetworkSlot] = {}
-        self._columns: dict[int, tuple[Mapping[str, Tensor], dict[str, Tensor]]] = {}
+        self._columns: dict[int, tuple[Mapping[str, Column], dict[str, Column]]] = {}
         self.cache: dict[Hashable, Any] = {}
         """Objects that tasks keep for later tasks (`Device.cached`)."""
         if self.hardware.type == "cuda":
@@ -104,7 +105,7 @@ class Worker:
         return found
 
     def move(self, examples: Examples) -> Examples:
-        """These examples on the networks' hardware; shared columns are copied once."""
+        """These examples on the networks' hardware; shared columns are copied once, rows in files at each batch."""
         if self.hardware.type == "cpu":
             return examples
         key = id(next(iter(examples.columns.values())))
@@ -121,7 +122,9 @@ class Worker:
         self._columns.clear()
 
     def resident(self, examples: Examples) -> bool:
-        """Whether these examples use the simulation's own columns, which stay at the same address."""
+        """Whether these examples use the simulation's own columns, which stay at one address; rows in files don't."""
+        if not all(isinstance(column, Tensor) for column in examples.columns.values()):
+            return False
         first = next(iter(examples.columns.values()))
         return any(first is column for _, moved in self._columns.values() for column in moved.values())
 

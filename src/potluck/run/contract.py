@@ -554,7 +554,7 @@ def public_rows_are_needed_where_the_facts_say(trial: Trial) -> None:
     right, wrong = trial.rounds(), trial.rounds()
     datasets: Any = wrong.setup.context.datasets
     public = datasets.public
-    columns = {**public.columns, "y": (public.columns["y"] + 1) % 10}
+    columns = {**public.columns, "y": (public.columns["y"][:] + 1) % 10}
     datasets.public = Examples(columns, public.rows, public.prepare, public.augment)
     found = [digest(made.tensors(made.round(made.init()))) for made in (right, wrong)]
     used = found[0] != found[1]

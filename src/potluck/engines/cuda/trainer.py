@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from potluck.core import Batch, Edit, Examples, Fit, Loss, client_fault
+from potluck.core import Batch, Column, Edit, Examples, Fit, Loss, client_fault
 from potluck.learn import (
     WARM_UPS,
     CapturePolicy,
@@ -60,9 +60,10 @@ class CapturedTrainer:
         self.loss: Loss = map_tensors(job.loss, torch.clone)
         self.edits: list[Edit] = [map_tensors(edit, torch.clone) for edit in job.edits]
         self.steps = LocalSteps(job.net, job.weights, job.local, job.lr, self.edits, job.want_gradient, job.precision)
-        columns = job.examples.columns
-        if not resident:
-            columns = {name: torch.empty_like(job.examples.column(name)) for name in columns}
+        names = () if resident else job.examples.columns
+        self.copies = {name: torch.empty_like(job.examples.column(name)) for name in names}
+        """Where each client's rows are copied to, unless columns are resident."""
+        columns: Mapping[str, Column] = job.examples.columns if resident else self.copies
         self.resident = resident
         # A captured step needs fixed shapes: `steady` is a version of `prepare` that does not shorten batches.
         prepare = getattr(job.examples.prepare, "steady", job.examples.prepare)
@@ -86,7 +87,7 @@ class CapturedTrainer:
         if drawn is not None and self.draws is not None:
             self.draws[: len(drawn)] = drawn.to(self.draws.device, non_blocking=True)
         if not self.resident:
-            for name, column in self.examples.columns.items():
+            for name, column in self.copies.items():
                 column.copy_(job.examples.column(name))
         mine, theirs = tensor_leaves([self.loss, self.edits]), tensor_leaves([job.loss, list(job.edits)])
         if mine:
