@@ -27,7 +27,7 @@ ARROWS = {
 }
 """Who may import whom (docs/architecture.md draws it); whatever these arrows reach may be imported too."""
 
-ONE_FILE = {"ray": "engines/ray.py", "flwr": "engines/flower.py"}
+ONE_FILE = {"ray": "engines/cluster/engine.py", "flwr": "engines/flower.py"}
 """Optional engines: each package is known to one file only."""
 
 PICKLING = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
@@ -154,5 +154,5 @@ def test_a_loop_between_rooms_is_found_even_along_allowed_arrows():
 
 
 def test_a_live_networks_eval_and_a_file_for_ray_are_no_faults():
-    fine = {"engines/ray.py": "import ray", "engines/flower.py": "import flwr", "learn/fit.py": "net.eval()"}
+    fine = {"engines/cluster/engine.py": "import ray", "engines/flower.py": "import flwr", "learn/fit.py": "net.eval()"}
     assert faults(fine) == []

@@ -18,6 +18,7 @@ from potluck.methods import METHODS, FedAvg
 from potluck.report import privacy_guarantee, read_record, render
 from potluck.run import assemble, experiment, resume, run
 from potluck.run.privacy import count_uploads, epsilon, noise
+from potluck.run.world import start_engine
 
 NOISY = {"clip": 0.5, "noise": 0.2}
 PUBLIC = {"clients": 8, "public": 20}
@@ -107,7 +108,7 @@ def test_no_update_is_longer_than_the_clip_but_for_noise(tmp_path):
     setup = assemble(tiny(privacy={"clip": 0.01, "noise": 1e-6}, **one))
     method, zoo = setup.context.method, setup.context.zoo
     state = method.init(zoo, torch.Generator().manual_seed(0))
-    engine = setup.engine()
+    engine = start_engine(setup)
     dispatcher = importlib.import_module("potluck.engines").Dispatcher(engine, method, zoo)
     after = method.round(state, setup.view(0, dispatcher.open(0)))
     step = [after.model.arrays[name].double() - old.double() for name, old in state.model.arrays.items()]

@@ -44,6 +44,7 @@ class EngineName(StrEnum):
     wire = "wire"
     pool = "pool"
     graphs = "graphs"
+    ray = "ray"
 
 
 SetOption = Annotated[
@@ -52,7 +53,8 @@ SetOption = Annotated[
 ]
 FormatOption = Annotated[Format, typer.Option("--format", help="Print a table, or one JSON object for programs.")]
 EngineOption = Annotated[
-    EngineName | None, typer.Option("--engine", help="What computes the clients' work; graphs needs a GPU.")
+    EngineName | None,
+    typer.Option("--engine", help="What computes the clients' work; graphs needs a GPU, ray the extra 'ray'."),
 ]
 
 

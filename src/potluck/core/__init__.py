@@ -21,6 +21,7 @@ from potluck.core.local import Local
 from potluck.core.message import (
     MESSAGE,
     STORED,
+    Bytes,
     Limits,
     MessageError,
     count_nodes,
@@ -28,8 +29,10 @@ from potluck.core.message import (
     is_shape,
     join_tensors,
     pack,
+    pack_array,
     split_tensors,
     unpack,
+    unpack_array,
 )
 from potluck.core.method import Method, answer, display_name, on_client, settings, trains
 from potluck.core.model import Arrays, BufferLayout, Depth, FlatArrays, Model, Newborn, Spec, digest, shapes_of, size
@@ -58,13 +61,13 @@ from potluck.core.text import one_line
 
 __all__ = [
     "EMPTY", "MESSAGE", "NOTHING", "SERVER", "STORED", "Arrays", "Augmentation", "Axis", "Batch", "BufferLayout",
-    "Client", "ClientWork", "Column", "ContractSettings", "Cost", "Depth", "Device", "Dimension", "Dimensions",
+    "Bytes", "Client", "ClientWork", "Column", "ContractSettings", "Cost", "Depth", "Device", "Dimension", "Dimensions",
     "DivergedError", "Edit", "Examples", "Expected", "Facts", "Fit", "FitRequest", "FlatArrays", "Fold", "FrozenDict",
     "Grads", "InputError", "Key", "Limits", "Local", "Loss", "Mean", "Memory", "MessageError", "Method", "Model",
     "Newborn", "Plain", "Prepare", "Problem", "QuorumError", "Reply", "ResourceError", "Round", "Selection", "Send",
     "SettingsError", "Shapes", "Skip", "Spec", "Task", "Tier", "UserError", "Weight", "Work", "Zoo", "answer",
     "client_fault", "count_nodes", "describe", "detach_all", "digest", "display_name", "entropy", "facts_of", "freeze",
-    "import_own", "is_shape", "join_tensors", "numpy_stream", "on_client", "one_line", "pack", "payload", "settings",
-    "shapes_of", "size", "split_tensors", "stream", "text_of", "to_plain", "trains", "unpack",
-    "user_interrupt",
+    "import_own", "is_shape", "join_tensors", "numpy_stream", "on_client", "one_line", "pack", "pack_array", "payload",
+    "settings", "shapes_of", "size", "split_tensors", "stream", "text_of", "to_plain", "trains", "unpack",
+    "unpack_array", "user_interrupt",
 ]  # fmt: skip

@@ -10,19 +10,22 @@ from __future__ import annotations
 import json
 import math
 import struct
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import safetensors.torch
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from potluck.core.model import Model, Newborn, Spec
 from potluck.core.round import Cost, Reply, Task
 
 MAGIC = b"potluck1"
+Bytes: TypeAlias = NDArray[np.uint8]
 KEPT_HERE = frozenset({"expects"})
 """Fields of a task that stay on the server."""
 _DTYPES = {
@@ -36,6 +39,7 @@ _DTYPES = {
     torch.int8: "I8",
     torch.uint8: "U8",
 }
+_BY_NAME = {name: dtype for dtype, name in _DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,57 @@ def pack(value: Any) -> bytes:
     plain, body = split_tensors(value)
     head = json.dumps(plain, separators=(",", ":"), ensure_ascii=False).encode()
     return b"".join((MAGIC, struct.pack("<Q", len(head)), head, *_safetensors(body)))
+
+
+def pack_array(value: Any, once: bool = False) -> Bytes:
+    """A value as an array of bytes, in the same format; `once` as in `split_tensors`. Tensors are copied once."""
+    plain, body = split_tensors(value, once)
+    head = json.dumps(plain, separators=(",", ":"), ensure_ascii=False).encode()
+    text = _table_text(body)
+    head += b" " * (-(24 + len(head) + len(text)) % 64)  # the first tensor begins at a multiple of 64 bytes
+    front = b"".join((MAGIC, struct.pack("<Q", len(head)), head, struct.pack("<Q", len(text)), text))
+    out = np.empty(len(front) + sum(tensor.nbytes for tensor in body.values()), np.uint8)
+    out[: len(front)] = np.frombuffer(front, np.uint8)
+    at = len(front)
+    for tensor in body.values():
+        out[at : at + tensor.nbytes] = tensor.reshape(-1).view(torch.uint8).numpy()
+        at += tensor.nbytes
+    return out
+
+
+def unpack_array(data: Bytes, shared: bool = False, views: bool = False, limits: Limits = MESSAGE) -> Any:
+    """The value that was packed into this array; `shared` as in `join_tensors`.
+
+    With `views`, tensors are views of the array, which must not be changed, instead of copies.
+    """
+    if len(data) > limits.bytes:
+        raise MessageError(f"a message of {len(data)} bytes; at most {limits.bytes} are read")
+    if data[:8].tobytes() != MAGIC or len(data) < 16:
+        raise MessageError("not a potluck message")
+    (length,) = struct.unpack("<Q", data[8:16].tobytes())
+    if length > len(data) - 16:
+        raise MessageError(f"the head claims {length} bytes of {len(data) - 16}")
+    head = _read_json(data[16 : 16 + length].tobytes(), 0, length, "head", limits.head, limits.nodes)
+    start = 16 + length
+    width = struct.unpack("<Q", data[start : start + 8].tobytes())[0] if len(data) >= start + 8 else 0
+    table = _check_table(data[start : start + 8 + min(width, limits.head + 1)].tobytes(), 0, limits)
+    body = data[start + 8 + width :]
+    tensors = {name: _tensor_in(body, row, views) for name, row in table.items()}
+    return join_tensors(head, tensors, shared, limits.depth)
+
+
+def _tensor_in(body: Bytes, row: Mapping[str, Any], view: bool) -> Tensor:
+    """One tensor of a body, by its row in the table."""
+    where, shape, dtype = row["data_offsets"], row["shape"], _BY_NAME[row["dtype"]]
+    start, end = where if isinstance(where, list) and [type(at) for at in where] == [int, int] else (-1, -1)
+    if not 0 <= start <= end <= len(body) or end - start != math.prod(shape) * dtype.itemsize:
+        raise MessageError("a damaged message: a tensor lies outside of it")
+    if start == end:
+        return torch.empty(shape, dtype=dtype)
+    piece = body[start:end]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of arrays that must not be changed
+        return torch.from_numpy(piece if view else piece.copy()).view(dtype).view(shape)
 
 
 def split_tensors(value: Any, once: bool = False) -> tuple[Any, dict[str, Tensor]]:
@@ -181,8 +236,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _check_table(data: bytes, start: int, limits: Limits) -> None:
-    """Checks the table of tensors: their number, dtypes and shapes, before any tensor is made."""
+def _check_table(data: bytes, start: int, limits: Limits) -> dict[str, Any]:
+    """The table of tensors, after a check of their number, dtypes and shapes, before any tensor is made."""
     if len(data) < start + 8:
         raise MessageError("a damaged message: it ends before its tensors")
     (length,) = struct.unpack("<Q", data[start : start + 8])
@@ -203,6 +258,7 @@ def _check_table(data: bytes, start: int, limits: Limits) -> None:
             raise MessageError(f"a tensor of dtype {str(row['dtype'])[:20]!r} is not read")
         if not is_shape(row["shape"]):
             raise MessageError(f"{str(row['shape'])[:60]} is not the shape of a tensor")
+    return table
 
 
 def is_shape(shape: Any) -> bool:
@@ -240,14 +296,19 @@ def _encode(value: Any, body: _Body) -> Any:
     raise TypeError(f"a {type(value).__name__} cannot cross the wire")
 
 
-def _safetensors(body: dict[str, Tensor]) -> Iterator[bytes]:
-    """The body in the safetensors layout. The library's writer refuses tensors that share storage; ours may."""
+def _table_text(body: dict[str, Tensor]) -> bytes:
+    """The table of tensors as safetensors has it: where each lies, of which type and shape."""
     head, end = {}, 0
     for key, tensor in body.items():
         start, end = end, end + tensor.numel() * tensor.element_size()
         head[key] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(head, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    return text + b" " * (-len(text) % 8)
+
+
+def _safetensors(body: dict[str, Tensor]) -> Iterator[bytes]:
+    """The body in the safetensors layout. The library's writer refuses tensors that share storage; ours may."""
+    text = _table_text(body)
     yield struct.pack("<Q", len(text))
     yield text
     for tensor in body.values():

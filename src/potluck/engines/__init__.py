@@ -2,7 +2,15 @@
 
 from collections.abc import Callable, Mapping
 
-from potluck.engines.context import ClientData, ClientDatasets, SimulationContext, TaskEnvelope, TaskResult
+from potluck.engines.cluster import Ray
+from potluck.engines.context import (
+    ClientData,
+    ClientDatasets,
+    ClusterPlan,
+    SimulationContext,
+    TaskEnvelope,
+    TaskResult,
+)
 from potluck.engines.cuda import Graphs
 from potluck.engines.dispatcher import Dispatcher, LedgerEntry, RoundSession
 from potluck.engines.gate import Gate
@@ -16,11 +24,12 @@ ENGINES: Mapping[str, Callable[[SimulationContext, int], Engine]] = {
     "wire": Wire,
     "pool": Pool,
     "graphs": Graphs,
+    "ray": Ray,
 }
 """Engines by name; each is created from a simulation context and a number of workers."""
 
 __all__ = [
-    "ENGINES", "ClientData", "ClientDatasets", "Dispatcher", "Engine", "Gate", "Graphs", "LedgerEntry", "Pool",
-    "RoundSession", "Serial", "SimulationContext", "TaskEnvelope", "TaskResult", "Usual", "Wire",
+    "ENGINES", "ClientData", "ClientDatasets", "ClusterPlan", "Dispatcher", "Engine", "Gate", "Graphs", "LedgerEntry",
+    "Pool", "Ray", "RoundSession", "Serial", "SimulationContext", "TaskEnvelope", "TaskResult", "Usual", "Wire",
     "Worker",
 ]  # fmt: skip

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from potluck.core import EMPTY, Examples, Problem, Reply, Task, Zoo
+from potluck.core import EMPTY, Bytes, Examples, Problem, Reply, Task, Zoo
 from potluck.learn import GaussianMechanism, Precision
 
 
@@ -32,6 +32,25 @@ class ClientDatasets(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
+class ClusterPlan:
+    """What an engine needs to have the same simulation on other machines: which cluster, and how a worker makes it."""
+
+    maker: str
+    """The function that makes the simulation in a worker, as ``module:function``."""
+    recipe: Mapping[str, Any]
+    """What it is made of, apart from the data: plain values."""
+    fingerprint: Mapping[str, str]
+    """What must be equal everywhere: checksums of data and code, and versions; by what it is called in messages."""
+    pack_data: Callable[[], Bytes] | None = None
+    """Packs the data set as a message, if it is sent to the workers; None: they read it themselves."""
+    address: str = ""
+    """The cluster's address; empty: one is started on this machine."""
+    cpus: float = 1.0
+    gpus: float = 0.0
+    """Cores and GPUs that are reserved for each worker."""
+
+
+@dataclass(frozen=True, eq=False)
 class SimulationContext:
     """Everything that a device needs besides its task: the method, the networks, the data, the problem, the seed."""
 
@@ -54,6 +73,8 @@ class SimulationContext:
     """Adds noise to a client's update before it leaves the device; None: no noise."""
     deadline: float = 0.0
     """Seconds that a task may take in a worker process; 0: no limit."""
+    cluster: ClusterPlan | None = None
+    """For engines that run on several machines."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,7 +30,7 @@ from potluck.core import (
     stream,
 )
 from potluck.data import OWN, Federation, Source, load, load_public
-from potluck.engines import ENGINES, ClientData, Engine, RoundSession, SimulationContext, TaskEnvelope, TaskResult
+from potluck.engines import ClientData, RoundSession, SimulationContext, TaskEnvelope, TaskResult
 from potluck.fleet import Budget, Population, profile, widest_that_fits
 from potluck.learn import Classify, NextToken, Regress, Tag
 from potluck.models import ModelZoo, check, make_spec, tier_spec, widths_by_group
@@ -77,10 +77,6 @@ class Setup:
     samples: int = 0
     """Mean number of training rows per client, rounded up."""
 
-    def engine(self) -> Engine:
-        """Starts the engine that the settings ask for."""
-        return ENGINES[engine_name(self.experiment)](self.context, self.experiment.run.workers)
-
     @property
     def server(self) -> Client:
         """The server as a client, in a tier that can train the full network."""
@@ -126,10 +122,13 @@ def hardware(experiment: Experiment) -> str:
     return wanted
 
 
-def assemble(experiment: Experiment, source: Source | None = None, method: Any = None) -> Setup:
+def assemble(
+    experiment: Experiment, source: Source | None = None, method: Any = None, public: Source | None = None
+) -> Setup:
     """Reads the data, builds the zoo and the method, and checks that they fit together.
 
-    From Python, `source` and `method` may be given as objects; they replace those in the settings.
+    `source`, `method` and `public` (another data set for public rows) may be given as objects; they replace those in
+    the settings.
     """
     method = method if method is not None else config.method(experiment.method, experiment.local)
     source = source if source is not None else load(experiment.data)
@@ -141,7 +140,7 @@ def assemble(experiment: Experiment, source: Source | None = None, method: Any =
         raise SettingsError(f"method.label_mask needs classes, and data '{source.name}' has none; set it to false.")
     _refuse_unlabelled(method, experiment)
     _refuse_deadline(experiment)
-    public = load_public(experiment.data)
+    public = public if public is not None else load_public(experiment.data)
     federation = Federation(source, experiment.data, experiment.seed, public)
     full, tiers = networks(experiment, source, federation.samples)
     present = [tier for tier in tiers if not tier.absent]
@@ -227,9 +226,9 @@ def describe_data(setup: Setup) -> DataRecord:
 def _refuse_deadline(experiment: Experiment) -> None:
     """Refuses a deadline where tasks run in the server's own process, in which nothing can end them."""
     deadline, engine = experiment.run.deadline, engine_name(experiment)
-    if deadline and engine != "pool":
+    if deadline and engine not in ("pool", "ray"):
         raise SettingsError(
-            f"run.deadline = {deadline:g} needs run.engine = \"pool\": '{engine}' runs clients in the server's own "
+            f'run.deadline = {deadline:g} needs run.engine = "pool" or "ray": \'{engine}\' runs clients in its own '
             "process, where it cannot end one that hangs. Leave run.deadline out, or use --engine pool."
         )
 

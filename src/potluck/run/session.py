@@ -14,7 +14,6 @@ import socket
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -38,12 +37,14 @@ from potluck.data import OWN, Source
 from potluck.ledger import LedgerError, RunFolder, planned_rounds, read_regular
 from potluck.run import config, data_record, privacy, toml
 from potluck.run.assemble import Setup, assemble, describe_data, engine_name
+from potluck.run.code_checksum import code_checksum
 from potluck.run.features import keep_features
 from potluck.run.interrupts import Interrupted, Interrupts
 from potluck.run.loop import Loop, ProgressListener
 from potluck.run.restoring import restore_state
 from potluck.run.result import Result
 from potluck.run.settings import Experiment, TierSettings
+from potluck.run.world import start_engine
 
 RUNS = Path("runs")
 
@@ -144,7 +145,7 @@ def _run_in_folder(
     threads = torch.get_num_threads()
     gc.freeze()  # existing objects stay until the end, so the collector need not scan them in every round
     try:
-        with Interrupts() as stops, closing(setup.engine()) as engine, open_folder() as folder:
+        with Interrupts() as stops, closing(start_engine(setup)) as engine, open_folder() as folder:
             try:
                 return _run_to_end(Loop(setup, engine, folder, watch, stops), resumed)
             except KeyboardInterrupt:
@@ -248,15 +249,6 @@ def manifest(setup: Setup) -> dict[str, Any]:
             for tier in zoo.tiers
         ],
     }
-
-
-@cache
-def code_checksum() -> str:
-    """A checksum of the package's source: equal for equal code, from a checkout or installed."""
-    total, package = hashlib.sha256(), Path(__file__).parents[1]
-    for path in sorted(package.rglob("*.py")):
-        total.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
-    return total.hexdigest()[:12]
 
 
 def mark(setup: Setup) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -83,8 +84,8 @@ class Running:
     """How the work is done, under [run]. `stop_at`, `quorum` and `deadline` can change a result, `precision` its
     digits, `hardware`, `channels_last` and `stack` its last bits. Nothing else here changes a result."""
 
-    engine: Literal["auto", "serial", "wire", "pool", "graphs"] = "auto"
-    """auto: graphs on a GPU; else pool on Linux with several cores; else serial."""
+    engine: Literal["auto", "serial", "wire", "pool", "graphs", "ray"] = "auto"
+    """auto: graphs on a GPU; else pool on Linux with several cores; else serial. ray: several machines."""
     hardware: Literal["cpu", "cuda"] = "cpu"
     """The hardware that simulates the clients. A GPU works with graphs, serial and wire; its results differ from a
     CPU's in the last bits."""
@@ -95,10 +96,20 @@ class Running:
     streams: int = 10
     """How many clients a GPU trains side by side with graphs."""
     workers: int = 0
-    """Worker processes of the pool; 0: one per core. At most 32 per core."""
+    """Worker processes of the pool or on Ray; 0: one per core. On this machine at most 32 per core."""
+    address: str = ""
+    """The Ray cluster: "auto" finds the one that this machine is a part of; "host:6379" or "ray://host:10001"; empty:
+    one is started here, for this run."""
+    cpus: float = 1.0
+    """Cores that are reserved for each worker on Ray. A worker computes with one thread."""
+    gpus: float = 0.0
+    """GPUs that are reserved for each worker on Ray. Above 0, a worker trains its clients on a GPU, as graphs does."""
+    send_data: bool = False
+    """On Ray: send the data set to the workers once. false: every node reads it from `data.path` itself."""
     deadline: float = 0.0
     """Seconds that a task may take; 0: no limit. A client that gives no answer in time counts as absent, and its worker
-    process is replaced. The server's own tasks and scoring are tried three times. Needs the pool."""
+    process is replaced. The server's own tasks and scoring are tried three times, on Ray all tasks. Needs the pool or
+    Ray."""
     stack: int = 0
     """How many clients train stacked if their networks are small, dense and equal in shape (20 to 50 is good); 0: each
     trains alone."""
@@ -120,11 +131,19 @@ class Running:
                 raise ValueError(f"run.{name} = {getattr(self, name)} is below {low}")
         if not 0 <= self.deadline <= 1e9:
             raise ValueError(f"run.deadline = {self.deadline:g} must be from 0 (no limit) to 1e9 seconds")
+        if self.cpus < 0 or self.gpus < 0 or not math.isfinite(self.cpus + self.gpus) or not self.cpus + self.gpus:
+            raise ValueError(f"run.cpus = {self.cpus:g}, run.gpus = {self.gpus:g}: a worker needs a core or a GPU")
+        if self.engine != "ray" and (self.address or self.gpus or self.cpus != 1.0 or self.send_data):
+            names = ("address", "gpus", "cpus", "send_data")
+            name = next(name for name in names if getattr(self, name) != getattr(type(self), name))
+            raise ValueError(f'run.{name} needs run.engine = "ray"')
+        if self.hardware != "cpu" and self.engine == "ray":
+            raise ValueError('run.hardware = "cuda" is for this machine; on Ray, run.gpus = 1 gives each worker a GPU')
         if self.hardware != "cpu" and self.engine == "pool":
             raise ValueError('run.hardware = "cuda" needs run.engine = "graphs": a GPU is not shared among processes')
         if self.hardware == "cpu" and self.engine == "graphs":
             raise ValueError('run.engine = "graphs" needs run.hardware = "cuda": it captures work for a GPU')
-        if self.hardware == "cpu" and (self.channels_last or self.precision == "tf32"):
+        if self.hardware == "cpu" and not self.gpus and (self.channels_last or self.precision == "tf32"):
             name = "channels_last = true" if self.channels_last else 'precision = "tf32"'
             raise ValueError(f'run.{name} needs run.hardware = "cuda"')
         if self.hardware == "cuda" and self.stack:
