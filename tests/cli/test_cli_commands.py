@@ -141,7 +141,7 @@ def test_things_are_listed_for_people_and_for_programs(what, potluck):
 
 def test_the_lists_hold_what_can_be_asked_for(potluck):
     names = {what: [row["name"] for row in json.loads(potluck("list", what, "--format", "json")[1])] for what in THINGS}
-    assert names["engines"] == ["serial", "wire", "pool", "graphs"]
+    assert names["engines"] == ["serial", "wire", "pool", "graphs", "ray"]
     assert {"fedavg", "local"} <= set(names["methods"])
     assert {"mlp", "cnn"} <= set(names["models"])
     assert "digits" in names["data"]
