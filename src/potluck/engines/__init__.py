@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 
 from potluck.engines.context import ClientData, ClientDatasets, SimulationContext, TaskEnvelope, TaskResult
+from potluck.engines.cores import VARIABLE as CORES_VARIABLE
+from potluck.engines.cores import usable_cores
 from potluck.engines.cuda import Graphs
 from potluck.engines.dispatcher import Dispatcher, LedgerEntry, RoundSession
 from potluck.engines.gate import Gate
@@ -20,7 +22,7 @@ ENGINES: Mapping[str, Callable[[SimulationContext, int], Engine]] = {
 """Engines by name; each is created from a simulation context and a number of workers."""
 
 __all__ = [
-    "ENGINES", "ClientData", "ClientDatasets", "Dispatcher", "Engine", "Gate", "Graphs", "LedgerEntry", "Pool",
-    "RoundSession", "Serial", "SimulationContext", "TaskEnvelope", "TaskResult", "Usual", "Wire",
-    "Worker",
+    "CORES_VARIABLE", "ENGINES", "ClientData", "ClientDatasets", "Dispatcher", "Engine", "Gate", "Graphs",
+    "LedgerEntry", "Pool", "RoundSession", "Serial", "SimulationContext", "TaskEnvelope", "TaskResult", "Usual", "Wire",
+    "Worker", "usable_cores",
 ]  # fmt: skip

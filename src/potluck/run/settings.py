@@ -84,7 +84,7 @@ class Running:
     digits, `hardware`, `channels_last` and `stack` its last bits. Nothing else here changes a result."""
 
     engine: Literal["auto", "serial", "wire", "pool", "graphs"] = "auto"
-    """auto: graphs on a GPU; else pool on Linux with several cores; else serial."""
+    """auto: graphs on a GPU; else pool on Linux with several cores or workers, or with a deadline; else serial."""
     hardware: Literal["cpu", "cuda"] = "cpu"
     """The hardware that simulates the clients. A GPU works with graphs, serial and wire; its results differ from a
     CPU's in the last bits."""
@@ -95,7 +95,8 @@ class Running:
     streams: int = 10
     """How many clients a GPU trains side by side with graphs."""
     workers: int = 0
-    """Worker processes of the pool; 0: one per core. At most 32 per core."""
+    """Worker processes of the pool; 0: one per core, or one for each core of a run's share if several run at once
+    (compare.jobs). At most 32 per core."""
     deadline: float = 0.0
     """Seconds that a task may take; 0: no limit. A client that gives no answer in time counts as absent, and its worker
     process is replaced. The server's own tasks and scoring are tried three times. Needs the pool."""
@@ -172,6 +173,9 @@ class Comparison:
     methods: tuple[str | dict[str, Any], ...] = ()
     """Names, or tables with a name and settings of that method."""
     seeds: tuple[int, ...] = ()
+    jobs: int = 1
+    """How many runs go on at the same time, each in a process of its own with its share of the cores. The results are
+    the same."""
     variants: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Variants by name: the settings that each changes, written like --set. Every method runs under every variant."""
     only: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -181,6 +185,8 @@ class Comparison:
     (widths for HeteroFL, depths for InclusiveFL). They come after those of a variant."""
 
     def __post_init__(self) -> None:
+        if self.jobs < 1:
+            raise ValueError(f"compare.jobs = {self.jobs} is below 1")
         if odd := self.only.keys() - self.variants.keys():
             raise ValueError(f"compare.only names '{min(odd)}', which is not in compare.variants")
 
