@@ -96,7 +96,9 @@ class RunProcess:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         orders, reports, output = self.process.stdin, self.process.stdout, self.process.stderr
-        assert None not in (orders, reports, output)
+        assert orders is not None
+        assert reports is not None
+        assert output is not None
         self._reports, self._output = Lines(reports), Lines(output)
         self._exit = os.pidfd_open(self.process.pid)
         self._end: Message | None = None
