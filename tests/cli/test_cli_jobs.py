@@ -82,7 +82,7 @@ def test_a_second_ctrl_c_ends_a_comparison_that_does_not_heed_the_first(hold_bot
 def test_sigterm_to_all_processes_at_once_saves_all_runs(hold_both):
     """As service managers send it."""
     process = hold_both()
-    for pid in sorted(members(process.pid), reverse=True):
+    for pid in sorted(members(process.pid)):
         os.kill(pid, signal.SIGTERM)
     code, out, err = ended(process)
     assert (code, out) == (130, "")

@@ -78,7 +78,8 @@ class Scheduler:
                     with stops.defer():
                         self._listen()
             except BaseException:
-                self._stop()
+                with stops.defer():  # a signal meanwhile must not cut the saving short
+                    self._stop()
                 raise
             finally:
                 self.places.close()
