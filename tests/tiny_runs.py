@@ -183,6 +183,22 @@ class Diverges(FedAvg):
         return found
 
 
+@dataclass(frozen=True)
+class Dies(FedAvg):
+    """FedAvg whose process is killed in its second round, as often as `times` says."""
+
+    folder: str = ""
+    times: int = 1
+
+    def round(self, state, now):
+        deaths = Path(self.folder) / f"deaths-of-{self.times}"
+        died = len(deaths.read_text()) if deaths.exists() else 0
+        if now.index == 1 and died < self.times:
+            deaths.write_text("x" * (died + 1))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().round(state, now)
+
+
 class TouchesAfter(Listener):
     """A watch that makes a file after a round."""
 

@@ -43,6 +43,7 @@ workers = 2
 """
 
 METHOD = '''\
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,7 @@ def wait(place):
     while held_at() == place:
         try:
             Path("held").touch()
+            Path(f"held-{os.getpid()}").touch()
             time.sleep(0.002)
         except KeyboardInterrupt:
             if not Path("stubborn").exists():

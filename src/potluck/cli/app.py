@@ -119,6 +119,9 @@ def compare(
     changes: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="The folder of the runs; finished runs in it are kept.")] = None,
     engine: EngineOption = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Runs at the same time, each with its share of the cores.", min=1)
+    ] = None,
     format: FormatOption = Format.table,
 ) -> None:
     """Run several methods on the same data, clients and cohorts; print a table and write one report.
@@ -137,9 +140,12 @@ def compare(
     numbers = arguments.comparison_seeds(experiment, seeds)
     folder = out or fresh_path(experiment.name, "compare")
     with display.show_comparison_progress(experiment.rounds) as watcher:
-        results = run_comparison(experiment, folder, wanted, numbers, watcher)
-    runs = [read_record(result.folder) for result in results]
-    page = write_report([result.folder for result in results], folder / "report.html", title=experiment.name)
+        results = run_comparison(experiment, folder, wanted, numbers, watcher, jobs=jobs)
+    begun = [result.folder for result in results if (result.folder / "manifest.json").exists()]
+    if not begun:
+        refuse_unfinished(results)
+    runs = [read_record(path) for path in begun]
+    page = write_report(begun, folder / "report.html", title=experiment.name)
     if format is Format.json:
         failed = [result.plain() for result in results if isinstance(result, FailedRun)]
         done = [result.plain() for result in results if not isinstance(result, FailedRun)]

@@ -17,7 +17,7 @@ from potluck.ledger import replace_nonfinite
 
 if TYPE_CHECKING:
     from potluck.report import RunRecord
-    from potluck.run import Result
+    from potluck.run import FailedRun, Result
     from potluck.run.contract import Verdict
 
 OUT = SafeConsole()
@@ -45,12 +45,21 @@ class LineProgress:
     def warn(self, text: str) -> None:
         print(f"{self.title}: {visible(' '.join(text.split()))}", file=ERR.file)
 
+    def waits(self) -> None:
+        pass
+
+    def starts(self) -> None:
+        self.started = self.last = time.monotonic()
+
+    def ends(self, outcome: Result | FailedRun) -> None:
+        pass
+
 
 class BarProgress:
     """Progress as a live bar with the newest scores."""
 
-    def __init__(self, progress: Progress, task: Any, rounds: int) -> None:
-        self.progress, self.task, self.rounds = progress, task, rounds
+    def __init__(self, progress: Progress, task: Any, rounds: int, title: str = "") -> None:
+        self.progress, self.task, self.rounds, self.title = progress, task, rounds, title
 
     def round(self, done: int, scores: Mapping[str, Any] | None, totals: Mapping[str, float]) -> None:
         self.progress.update(self.task, completed=done)
@@ -58,7 +67,24 @@ class BarProgress:
             self.progress.update(self.task, scores=progress_text(scores, totals))
 
     def warn(self, text: str) -> None:
-        self.progress.console.print(text, markup=False, style="yellow")
+        told = f"{self.title}: {text}" if self.title else text
+        self.progress.console.print(told, markup=False, style="yellow")
+
+    def waits(self) -> None:
+        self.progress.update(self.task, scores="waiting")
+
+    def starts(self) -> None:
+        self.progress.reset(self.task, scores="starting")
+
+    def ends(self, outcome: Result | FailedRun) -> None:
+        from potluck.run import FailedRun
+
+        if isinstance(outcome, FailedRun):
+            self.progress.update(self.task, scores=outcome.how)
+        else:
+            told = f"done  {progress_text(outcome.scores, outcome.totals)}"
+            self.progress.update(self.task, completed=outcome.rounds, scores=told)
+        self.progress.stop_task(self.task)
 
 
 def progress_text(scores: Mapping[str, Any] | None, totals: Mapping[str, float]) -> str:
@@ -119,9 +145,12 @@ def show_comparison_progress(rounds: int) -> Iterator[Callable[[str, int], LineP
         yield lambda label, seed: LineProgress(rounds, f"{label} seed {seed}", pause=3.0)
         return
     with _progress() as progress:
-        yield lambda label, seed: BarProgress(
-            progress, progress.add_task(f"{label} seed {seed}", total=rounds, scores="starting"), rounds
-        )
+
+        def row(label: str, seed: int) -> BarProgress:
+            title = f"{label} seed {seed}"
+            return BarProgress(progress, progress.add_task(title, total=rounds, scores="starting"), rounds, title)
+
+        yield row
 
 
 def print_result(found: Result, as_json: bool) -> None:

@@ -11,6 +11,8 @@ from potluck.engines.context import (
     TaskEnvelope,
     TaskResult,
 )
+from potluck.engines.cores import VARIABLE as CORES_VARIABLE
+from potluck.engines.cores import usable_cores
 from potluck.engines.cuda import Graphs
 from potluck.engines.dispatcher import Dispatcher, LedgerEntry, RoundSession
 from potluck.engines.gate import Gate
@@ -29,7 +31,7 @@ ENGINES: Mapping[str, Callable[[SimulationContext, int], Engine]] = {
 """Engines by name; each is created from a simulation context and a number of workers."""
 
 __all__ = [
-    "ENGINES", "ClientData", "ClientDatasets", "ClusterPlan", "Dispatcher", "Engine", "Gate", "Graphs", "LedgerEntry",
-    "Pool", "Ray", "RoundSession", "Serial", "SimulationContext", "TaskEnvelope", "TaskResult", "Usual", "Wire",
-    "Worker",
+    "CORES_VARIABLE", "ENGINES", "ClientData", "ClientDatasets", "ClusterPlan", "Dispatcher", "Engine", "Gate", "Graphs",
+    "LedgerEntry", "Pool", "Ray", "RoundSession", "Serial", "SimulationContext", "TaskEnvelope", "TaskResult", "Usual",
+    "Wire", "Worker", "usable_cores",
 ]  # fmt: skip

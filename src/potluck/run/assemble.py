@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +29,7 @@ from potluck.core import (
     stream,
 )
 from potluck.data import OWN, Federation, Source, load, load_public
-from potluck.engines import ClientData, RoundSession, SimulationContext, TaskEnvelope, TaskResult
+from potluck.engines import ClientData, RoundSession, SimulationContext, TaskEnvelope, TaskResult, usable_cores
 from potluck.fleet import Budget, Population, profile, widest_that_fits
 from potluck.learn import Classify, NextToken, Regress, Tag
 from potluck.models import ModelZoo, check, make_spec, tier_spec, widths_by_group
@@ -105,13 +104,15 @@ class Setup:
 
 
 def engine_name(experiment: Experiment) -> str:
-    """The engine to use. "auto" means graphs on a GPU, else pool on Linux with several cores, else serial."""
-    wanted = experiment.run.engine
-    if wanted != "auto":
-        return wanted
-    if experiment.run.hardware == "cuda":
+    """The engine to use. "auto" means graphs on a GPU, else pool on Linux with several cores or workers or with a
+    deadline, else serial."""
+    run = experiment.run
+    if run.engine != "auto":
+        return run.engine
+    if run.hardware == "cuda":
         return "graphs"
-    return "pool" if sys.platform == "linux" and (os.cpu_count() or 1) > 1 else "serial"
+    several = usable_cores() > 1 or run.workers > 1
+    return "pool" if sys.platform == "linux" and (several or run.deadline) else "serial"
 
 
 def hardware(experiment: Experiment) -> str:

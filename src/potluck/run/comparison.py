@@ -15,7 +15,9 @@ from potluck.run import config
 from potluck.run.assemble import assemble
 from potluck.run.interrupts import Interrupted
 from potluck.run.loop import ProgressListener
+from potluck.run.places import LocalPlaces, Places
 from potluck.run.result import FailedRun, Result
+from potluck.run.scheduler import Plan, Scheduler, fault_round
 from potluck.run.session import mark, resume, run
 from potluck.run.settings import Experiment
 
@@ -32,24 +34,51 @@ def compare(
     methods: Sequence[Mapping[str, Any]],
     seeds: Iterable[int],
     watcher: Callable[[str, int], ProgressListener],
+    *,
+    jobs: int | None = None,
+    places: Places | None = None,
 ) -> list[Result | FailedRun]:
     """Runs several methods over several seeds on the same data, clients and cohorts; each run has its own folder.
 
     If the experiment has variants, every method runs under each variant, unless `only` lists other methods for it.
     `changes` has settings of its own for a method. A finished run is not repeated; an interrupted run is resumed. A run
     that diverges or lacks clients is marked in its manifest, and the others go on. If it diverged, it is not repeated.
+
+    With `jobs` above 1 (by default compare.jobs), that many runs go on at the same time, each in a process of its own;
+    `places` may carry them out elsewhere.
     """
-    plans = plan_runs(experiment, methods, list(seeds))
-    results: list[Result | FailedRun] = []
+    plans = [
+        Plan(label, one, out / f"{slug(label)}-s{one.seed}")
+        for label, one in plan_runs(experiment, methods, list(seeds))
+    ]
+    places = places or _local_places(plans, experiment.compare.jobs if jobs is None else jobs)
+    outcomes: dict[int, Result | FailedRun] = {}
     try:
-        for label, one in plans:
-            path = out / f"{slug(label)}-s{one.seed}"
-            results.append(_run_or_mark(label, one, path, watcher(label, one.seed)))
+        if places is None:
+            for number, plan in enumerate(plans):
+                outcomes[number] = _run_or_mark(plan, watcher(plan.label, plan.experiment.seed))
+        else:
+            watches = [watcher(plan.label, plan.experiment.seed) for plan in plans]
+            Scheduler(plans, places, watches, outcomes).run()
     except KeyboardInterrupt:
-        done = f"interrupted with {len(results)} runs done"
+        done = f"interrupted with {len(outcomes)} runs done"
         again = f"go on with: the same command and --out {shlex.quote(str(out))}"
         raise Interrupted(f"{done}; {again}") from None
-    return results
+    return [outcomes[number] for number in range(len(plans))]
+
+
+def _local_places(plans: Sequence[Plan], jobs: int) -> LocalPlaces | None:
+    """Processes for several runs at once; None if one at a time is enough, which this process runs itself."""
+    if jobs < 1:
+        raise SettingsError(f"jobs = {jobs} is below 1.")
+    if min(jobs, len(plans)) == 1:
+        return None
+    if lost := [name for plan in plans if (name := str(plan.experiment.method["name"])).startswith("__main__:")]:
+        raise SettingsError(
+            f"method '{lost[0]}' is in the program that is running, which other processes cannot import; "
+            "move it to a file of its own, or leave jobs out."
+        )
+    return LocalPlaces(min(jobs, len(plans)))
 
 
 def plan_runs(
@@ -108,18 +137,16 @@ def _refuse_idle(methods: Sequence[Mapping[str, Any]], found: Sequence[Experimen
         raise SettingsError(f"method '{idle[0]}' runs under no variant; add it to one of the lists of compare.only.")
 
 
-def _run_or_mark(label: str, experiment: Experiment, path: Path, watch: ProgressListener) -> Result | FailedRun:
+def _run_or_mark(plan: Plan, watch: ProgressListener) -> Result | FailedRun:
+    return result_or_none(plan.experiment, plan.folder, watch) or plan.failed_as_recorded()
+
+
+def result_or_none(experiment: Experiment, path: Path, watch: ProgressListener) -> Result | None:
+    """The result of a run that is started or resumed; None if it diverged or lacked clients, as its manifest tells."""
     try:
-        result = _run_or_resume(experiment, path, watch)
+        return _run_or_resume(experiment, path, watch)
     except QuorumError:
-        result = None
-    if result is not None:
-        return result
-    told = read_run(path).manifest
-    return FailedRun(
-        *(path, label, str(experiment.method["name"]), experiment.seed),
-        *(str(told.get("status")), _fault_round(told), str(told.get("fault"))),
-    )
+        return None
 
 
 def _run_or_resume(experiment: Experiment, path: Path, watch: ProgressListener) -> Result | None:
@@ -130,15 +157,9 @@ def _run_or_resume(experiment: Experiment, path: Path, watch: ProgressListener) 
     if there["mark"] != mark(assemble(experiment)) or planned_rounds(path, there) > experiment.rounds:
         raise SettingsError(f"{path} holds a run with other settings than were asked for; choose another --out.")
     if there.get("status") == "diverged":
-        watch.warn(f"diverged in round {_fault_round(there)}; to run it again, delete {path}")
+        watch.warn(f"diverged in round {fault_round(there)}; to run it again, delete {path}")
         return None
     return resume(path, rounds=experiment.rounds, watch=watch)
-
-
-def _fault_round(manifest: Mapping[str, Any]) -> int:
-    """The round in which a run ended without a result; 0 if its manifest does not say."""
-    found = manifest.get("fault_round")
-    return found if isinstance(found, int) else 0
 
 
 def refuse_unfinished(results: Sequence[Result | FailedRun]) -> None:

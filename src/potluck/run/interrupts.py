@@ -57,12 +57,13 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._kinds.append(number)
-        if len(self._kinds) == 1:
+        first = not self._kinds
+        if first:  # the other kind may come before any of these lines
             self._first = time.monotonic()
-        elif len(set(self._kinds)) == len(self._kinds) and time.monotonic() - self._first < TOGETHER:
-            return
-        else:
+        self._kinds.append(number)
+        if not first:
+            if len(set(self._kinds)) == len(self._kinds) and time.monotonic() - self._first < TOGETHER:
+                return
             os._exit(130)
         if self._holding:
             self._waiting = True

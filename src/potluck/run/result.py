@@ -66,7 +66,7 @@ class Result:
 
 @dataclass(frozen=True)
 class FailedRun:
-    """A run of a comparison that has no result: it diverged, or too few clients answered."""
+    """A run of a comparison that has no result: it diverged, too few clients answered, or its process died twice."""
 
     folder: Path
     label: str
@@ -74,14 +74,15 @@ class FailedRun:
     method: str
     seed: int
     status: str
-    """diverged: the clients' updates were not finite. failed: they did not answer."""
+    """diverged: the clients' updates were not finite. failed: they did not answer, or the process of the run died."""
     round: int
+    """The round in which it ended; 0 if that is not known."""
     reason: str
 
     @property
     def how(self) -> str:
         """How it ended, in words."""
-        return f"{self.status} in round {self.round}"
+        return f"{self.status} in round {self.round}" if self.round else self.status
 
     def plain(self) -> dict[str, Any]:
         """What is known of it as plain values, for JSON."""

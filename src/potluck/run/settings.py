@@ -85,7 +85,8 @@ class Running:
     digits, `hardware`, `channels_last` and `stack` its last bits. Nothing else here changes a result."""
 
     engine: Literal["auto", "serial", "wire", "pool", "graphs", "ray"] = "auto"
-    """auto: graphs on a GPU; else pool on Linux with several cores; else serial. ray: several machines."""
+    """auto: graphs on a GPU; else pool on Linux with several cores or workers, or with a deadline; else serial. ray:
+    several machines."""
     hardware: Literal["cpu", "cuda"] = "cpu"
     """The hardware that simulates the clients. A GPU works with graphs, serial and wire; its results differ from a
     CPU's in the last bits."""
@@ -96,7 +97,8 @@ class Running:
     streams: int = 10
     """How many clients a GPU trains side by side with graphs."""
     workers: int = 0
-    """Worker processes of the pool or on Ray; 0: one per core. On this machine at most 32 per core."""
+    """Worker processes of the pool or on Ray; 0: one per core, or one for each core of a run's share if several run at
+    once (compare.jobs). On this machine at most 32 per core."""
     address: str = ""
     """The Ray cluster: "auto" finds the one that this machine is a part of; "host:6379" or "ray://host:10001"; empty:
     one is started here, for this run."""
@@ -191,6 +193,9 @@ class Comparison:
     methods: tuple[str | dict[str, Any], ...] = ()
     """Names, or tables with a name and settings of that method."""
     seeds: tuple[int, ...] = ()
+    jobs: int = 1
+    """How many runs go on at the same time, each in a process of its own with its share of the cores. The results are
+    the same."""
     variants: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Variants by name: the settings that each changes, written like --set. Every method runs under every variant."""
     only: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -200,6 +205,8 @@ class Comparison:
     (widths for HeteroFL, depths for InclusiveFL). They come after those of a variant."""
 
     def __post_init__(self) -> None:
+        if self.jobs < 1:
+            raise ValueError(f"compare.jobs = {self.jobs} is below 1")
         if odd := self.only.keys() - self.variants.keys():
             raise ValueError(f"compare.only names '{min(odd)}', which is not in compare.variants")
 

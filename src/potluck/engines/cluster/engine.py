@@ -31,6 +31,7 @@ from potluck.engines.batches import RESUME, BatchEngine
 from potluck.engines.cluster.messages import Parcels, pack_tasks, unpack_results
 from potluck.engines.cluster.worker import ClusterWorker, machine
 from potluck.engines.context import ClusterPlan, SimulationContext, TaskEnvelope, TaskResult
+from potluck.engines.cores import usable_cores
 
 MISSING = "engine 'ray' needs the package ray: pip install 'potluck[ray]'"
 PATIENCE = 120.0
@@ -85,7 +86,7 @@ class Connection:
     def capacity(self, plan: ClusterPlan) -> int:
         """How many workers the cluster has room for, whoever uses it at the moment."""
         if self.local and not plan.gpus:
-            return os.cpu_count() or 1
+            return usable_cores()
         there = self.ray.cluster_resources()
         room = there.get("CPU", 0.0) // plan.cpus if plan.cpus else float("inf")
         room = min(room, there.get("GPU", 0.0) // plan.gpus) if plan.gpus else room
@@ -250,7 +251,7 @@ def connect(plan: ClusterPlan, workers: int) -> Connection:
     """The connection to the plan's cluster. One that is there is used again if it fits."""
     global _connection
     ray = _load_ray(own_token=not plan.address)
-    cpus = max(os.cpu_count() or 1, workers * plan.cpus)
+    cpus = max(usable_cores(), workers * plan.cpus)
     if _connection is not None and (_connection.address != plan.address or _connection.cpus < cpus):
         disconnect()
     if _connection is None:

@@ -17,6 +17,7 @@ import torch
 from potluck.core import ResourceError, SettingsError, join_tensors, split_tensors
 from potluck.engines.batches import RESUME, BatchEngine
 from potluck.engines.context import SimulationContext, TaskEnvelope, TaskResult
+from potluck.engines.cores import usable_cores
 from potluck.engines.pool import forkserver
 from potluck.engines.pool.forkserver import read, write
 from potluck.engines.pool.shared_memory import SharedMemoryBuffer
@@ -123,14 +124,14 @@ class Pool(BatchEngine[WorkerProcess]):
 
 
 def _worker_count(wanted: int) -> int:
-    """The number of workers: one per core, or as many as were asked for."""
+    """The number of workers: one per core that this process may use, or as many as were asked for."""
     cores = os.cpu_count() or 1
     if wanted > PER_CORE * cores:
         raise SettingsError(
             f"run.workers = {wanted} is too many for a machine with {cores} cores: at most {PER_CORE * cores}. "
             "Leave it out for one per core."
         )
-    return wanted or cores
+    return wanted or usable_cores()
 
 
 def _results(message: list[Any], up: SharedMemoryBuffer) -> Iterator[TaskResult]:
