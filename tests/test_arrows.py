@@ -139,7 +139,7 @@ def test_core_and_ledger_import_nothing_of_ours():
         ("run/config.py", "eval('1')", "run/config.py: calls eval"),
         ("run/config.py", "exec('1')", "run/config.py: calls exec"),
         ("engines/serial.py", "from multiprocessing import Pool", "engines/serial.py: imports multiprocessing.Pool"),
-        ("engines/serial.py", "import ray", "engines/serial.py: imports ray, which belongs to engines/cluster/engine.py"),
+        ("learn/fit.py", "import ray", "learn/fit.py: imports ray, which belongs to engines/cluster/engine.py"),
         ("methods/local.py", "import flwr.app", "methods/local.py: imports flwr, which belongs to engines/flower.py"),
     ],
 )  # fmt: skip

@@ -31,7 +31,7 @@ ENGINES: Mapping[str, Callable[[SimulationContext, int], Engine]] = {
 """Engines by name; each is created from a simulation context and a number of workers."""
 
 __all__ = [
-    "CORES_VARIABLE", "ENGINES", "ClientData", "ClientDatasets", "ClusterPlan", "Dispatcher", "Engine", "Gate", "Graphs",
-    "LedgerEntry", "Pool", "Ray", "RoundSession", "Serial", "SimulationContext", "TaskEnvelope", "TaskResult", "Usual",
-    "Wire", "Worker", "usable_cores",
+    "CORES_VARIABLE", "ENGINES", "ClientData", "ClientDatasets", "ClusterPlan", "Dispatcher", "Engine", "Gate",
+    "Graphs", "LedgerEntry", "Pool", "Ray", "RoundSession", "Serial", "SimulationContext", "TaskEnvelope", "TaskResult",
+    "Usual", "Wire", "Worker", "usable_cores",
 ]  # fmt: skip

@@ -13,6 +13,7 @@ from potluck.core import QuorumError, SettingsError, UserError
 from potluck.ledger import planned_rounds, read_run
 from potluck.run import config
 from potluck.run.assemble import assemble
+from potluck.run.cluster_places import ClusterPlaces
 from potluck.run.interrupts import Interrupted
 from potluck.run.loop import ProgressListener
 from potluck.run.places import LocalPlaces, Places
@@ -45,13 +46,14 @@ def compare(
     that diverges or lacks clients is marked in its manifest, and the others go on. If it diverged, it is not repeated.
 
     With `jobs` above 1 (by default compare.jobs), that many runs go on at the same time, each in a process of its own;
-    `places` may carry them out elsewhere.
+    `places` may carry them out elsewhere. With run.engine = "ray", whole runs are spread over the cluster, as many at
+    once as it has room for, unless `jobs` is 1.
     """
     plans = [
         Plan(label, one, out / f"{slug(label)}-s{one.seed}")
         for label, one in plan_runs(experiment, methods, list(seeds))
     ]
-    places = places or _local_places(plans, experiment.compare.jobs if jobs is None else jobs)
+    places = places or _places(experiment, plans, out, jobs)
     outcomes: dict[int, Result | FailedRun] = {}
     try:
         if places is None:
@@ -65,6 +67,16 @@ def compare(
         again = f"go on with: the same command and --out {shlex.quote(str(out))}"
         raise Interrupted(f"{done}; {again}") from None
     return [outcomes[number] for number in range(len(plans))]
+
+
+def _places(experiment: Experiment, plans: Sequence[Plan], out: Path, jobs: int | None) -> Places | None:
+    """Where several runs go on at once; None: this process runs one after the other."""
+    wanted = experiment.compare.jobs if jobs is None else jobs
+    if experiment.run.engine != "ray":
+        return _local_places(plans, wanted)
+    if jobs == 1 or len(plans) == 1:  # then all workers of the cluster share in one run
+        return None
+    return ClusterPlaces(experiment, out, None if wanted == 1 else wanted)
 
 
 def _local_places(plans: Sequence[Plan], jobs: int) -> LocalPlaces | None:

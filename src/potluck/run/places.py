@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -80,8 +81,9 @@ class RunProcess:
     It is in a process group of its own: Ctrl-C at a terminal reaches this process alone, which then asks it to stop.
     """
 
-    def __init__(self, experiment: Experiment, folder: Path, cores: int) -> None:
-        order = {"experiment": experiment.plain(), "folder": str(folder), "path": sys.path, "parent": os.getpid()}
+    def __init__(self, experiment: Experiment, folder: Path, cores: int, paths: Sequence[str] = ()) -> None:
+        path = [*sys.path, *(each for each in paths if each not in sys.path)]
+        order = {"experiment": experiment.plain(), "folder": str(folder), "path": path, "parent": os.getpid()}
         flags = ["-P", "-B"] if sys.dont_write_bytecode else ["-P"]
         before = signal.pthread_sigmask(signal.SIG_BLOCK, child.SIGNALS)
         try:
@@ -112,6 +114,10 @@ class RunProcess:
         if self.ended:
             return []
         return [self._exit, *(lines.pipe.fileno() for lines in (self._reports, self._output) if lines.open)]
+
+    def wait(self, seconds: float) -> None:
+        """Waits until the run has something to tell, at most so long."""
+        wait(self.handles, timeout=seconds)
 
     def poll(self) -> list[Message]:
         if self.ended:

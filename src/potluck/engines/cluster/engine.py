@@ -26,11 +26,11 @@ from typing import Any
 
 import torch
 
-from potluck.core import ResourceError, SettingsError, one_line, pack_array, unpack_array
+from potluck.core import Bytes, ResourceError, SettingsError, one_line, pack_array, unpack_array
 from potluck.engines.batches import RESUME, BatchEngine
 from potluck.engines.cluster.messages import Parcels, pack_tasks, unpack_results
 from potluck.engines.cluster.worker import ClusterWorker, machine
-from potluck.engines.context import ClusterPlan, SimulationContext, TaskEnvelope, TaskResult
+from potluck.engines.context import SimulationContext, TaskEnvelope, TaskResult
 from potluck.engines.cores import usable_cores
 
 MISSING = "engine 'ray' needs the package ray: pip install 'potluck[ray]'"
@@ -42,7 +42,7 @@ FAILED_STARTS = 3
 """So many workers in a row that die while they start end the run."""
 REMEMBERED = 100_000
 """Clients of which is known who ran their last task."""
-TOKEN = (
+NO_TOKEN = (
     "this Ray cluster has no token, so whoever reaches it can run code on it. Set RAY_AUTH_MODE=token and "
     "RAY_AUTH_TOKEN_PATH (a file with the same token) on every node and here; see docs/cluster.md."
 )
@@ -65,7 +65,7 @@ class Connection:
     ray: Any
     address: str
     local: bool
-    """Whether it was started here, on this machine alone."""
+    """Whether only this machine can reach it."""
     cpus: float
     """Cores that it was started with, if it was started here."""
     spare: dict[tuple[float, float], list[Any]] = field(default_factory=dict)
@@ -73,24 +73,22 @@ class Connection:
     folder: str = ""
     """Where Ray keeps its logs, if it was started here."""
 
-    def take(self, plan: ClusterPlan) -> Any:
-        """An actor: one that is spare, or a new one."""
-        spare = self.spare.get((plan.cpus, plan.gpus))
-        return spare.pop() if spare else self.make(plan)
+    def take(self, cpus: float, gpus: float) -> Any:
+        """A worker: one that is spare, or a new one."""
+        spare = self.spare.get((cpus, gpus))
+        return spare.pop() if spare else self.make(ClusterWorker, cpus, gpus)
 
-    def make(self, plan: ClusterPlan) -> Any:
-        """A new actor. It is not restarted: what it was doing is sent to another."""
-        options = {"num_cpus": plan.cpus, "num_gpus": plan.gpus, "max_restarts": 0, "max_task_retries": 0}
-        return self.ray.remote(ClusterWorker).options(**options, scheduling_strategy="SPREAD").remote()
+    def make(self, kind: type, cpus: float, gpus: float) -> Any:
+        """A new actor of this class. It is not restarted: what it was doing is sent to another."""
+        options = {"num_cpus": cpus, "num_gpus": gpus, "max_restarts": 0, "max_task_retries": 0}
+        return self.ray.remote(kind).options(**options, scheduling_strategy="SPREAD").remote()
 
-    def capacity(self, plan: ClusterPlan) -> int:
-        """How many workers the cluster has room for, whoever uses it at the moment."""
-        if self.local and not plan.gpus:
-            return usable_cores()
+    def capacity(self, cpus: float, gpus: float) -> int:
+        """How many actors the cluster has room for, whoever uses it at the moment."""
         there = self.ray.cluster_resources()
-        room = there.get("CPU", 0.0) // plan.cpus if plan.cpus else float("inf")
-        room = min(room, there.get("GPU", 0.0) // plan.gpus) if plan.gpus else room
-        return int(room)
+        cores = usable_cores() if self.folder else there.get("CPU", 0.0)
+        room = cores // cpus if cpus else float("inf")
+        return int(min(room, there.get("GPU", 0.0) // gpus) if gpus else room)
 
 
 _connection: Connection | None = None
@@ -105,10 +103,10 @@ class Ray(BatchEngine[RayWorker]):
         if context.cluster is None:
             raise SettingsError("engine 'ray' makes its workers from settings; start the run with them")
         self._plan = context.cluster
-        self._connection = connect(self._plan, workers)
+        self._connection = connect(self._plan.address, workers * self._plan.cpus)
         self._ray = self._connection.ray
         self._asked = workers
-        super().__init__(context, workers or max(1, self._connection.capacity(self._plan)))
+        super().__init__(context, workers or self._capacity())
         torch.set_num_threads(1)
         self._starting: list[RayWorker] = []
         self._failed_starts = 0
@@ -117,7 +115,7 @@ class Ray(BatchEngine[RayWorker]):
         self._here = machine()
         self._told: set[str] = set()
         plan = self._plan
-        recipe = {"maker": plan.maker, "recipe": plan.recipe, "folder": os.getcwd(), "paths": _own_paths()}
+        recipe = {"maker": plan.maker, "recipe": plan.recipe, "folder": os.getcwd(), "paths": own_paths()}
         self._recipe = self._ray.put(pack_array(recipe))
         self._data = None if plan.pack_data is None else self._ray.put(plan.pack_data())
         self._side_by_side = context.streams if plan.gpus else 0
@@ -129,7 +127,7 @@ class Ray(BatchEngine[RayWorker]):
 
     def run(self, envelopes: Iterable[TaskEnvelope]) -> Iterator[TaskResult]:
         if not self._asked:  # nodes that joined since the last round are used from here on
-            self.count = max(1, self._connection.capacity(self._plan))
+            self.count = self._capacity()
         return super().run(envelopes)
 
     def close(self) -> None:
@@ -142,9 +140,12 @@ class Ray(BatchEngine[RayWorker]):
                 spare.append(worker.actor)
         self._workers, self._starting, self._busy = [], [], {}
 
+    def _capacity(self) -> int:
+        return max(1, self._connection.capacity(self._plan.cpus, self._plan.gpus))
+
     def _replace_lost_workers(self) -> None:
         while len(self._workers) + len(self._starting) < self.count:
-            worker = RayWorker(self._connection.take(self._plan))
+            worker = RayWorker(self._connection.take(self._plan.cpus, self._plan.gpus))
             self._prepare(worker)
             self._starting.append(worker)
 
@@ -247,18 +248,55 @@ class Ray(BatchEngine[RayWorker]):
             self.notes.append(text)
 
 
-def connect(plan: ClusterPlan, workers: int) -> Connection:
-    """The connection to the plan's cluster. One that is there is used again if it fits."""
+class RemoteObject:
+    """An object of ours on some node of the cluster. It is asked one thing at a time, in bytes."""
+
+    def __init__(self, connection: Connection, kind: type, cpus: float, gpus: float) -> None:
+        self._connection = connection
+        self._actor = connection.make(kind, cpus, gpus)
+        self.answer: Any = None
+        """The reference to the answer that is awaited."""
+
+    def ask(self, method: str, *arguments: Bytes) -> None:
+        """Calls a method that takes and returns arrays of bytes; `read` gives its answer."""
+        self.answer = getattr(self._actor, method).remote(*arguments)
+
+    def read(self) -> Bytes | None:
+        """The answer; None if it has not come yet. A `ConnectionError` if the object or its node is lost."""
+        ray = self._connection.ray
+        if not ray.wait([self.answer], timeout=0)[0]:
+            return None
+        try:
+            found: Bytes = ray.get(self.answer)
+        except ray.exceptions.RayError as fault:
+            raise ConnectionError(_first_line(fault)) from None
+        return found
+
+    def end(self) -> None:
+        """Ends it at once, whatever it does."""
+        with suppress(Exception):  # it may be dead already
+            self._connection.ray.kill(self._actor)
+
+
+def await_any(objects: Iterable[RemoteObject], timeout: float) -> None:
+    """Waits until one of these objects has answered, or so many seconds."""
+    waiting = list(objects)
+    if waiting:
+        waiting[0]._connection.ray.wait([one.answer for one in waiting], num_returns=1, timeout=timeout)
+    else:
+        time.sleep(timeout)
+
+
+def connect(address: str, cpus: float) -> Connection:
+    """The connection to a cluster. One that is there is used again; one that starts here has at least so many cores."""
     global _connection
-    ray = _load_ray(own_token=not plan.address)
-    cpus = max(usable_cores(), workers * plan.cpus)
-    if _connection is not None and (_connection.address != plan.address or _connection.cpus < cpus):
+    ray = _load_ray(own_token=not address)
+    cpus = max(usable_cores(), cpus)
+    if _connection is not None and (_connection.address != address or _connection.cpus < cpus):
         disconnect()
     if _connection is None:
-        if not plan.address and not ray.is_initialized():
-            _connection = _start_here(ray, cpus)
-        else:
-            _connection = _join(ray, plan.address)
+        starts_here = not address and not ray.is_initialized()
+        _connection = _start_here(ray, cpus) if starts_here else _join(ray, address)
         atexit.register(disconnect)
     return _connection
 
@@ -315,7 +353,7 @@ def _join(ray: Any, address: str) -> Connection:
     local = all(_is_loopback(host) for host in hosts)
     if not local and os.environ.get("RAY_AUTH_MODE") != "token":
         ray.shutdown()
-        raise ResourceError(TOKEN)
+        raise ResourceError(NO_TOKEN)
     return Connection(ray, address, local, float("inf"))
 
 
@@ -338,14 +376,14 @@ def _refusal(told: Mapping[str, Any], wanted: Mapping[str, str], local: bool) ->
     if told["fault"]:
         return str(told["fault"])
     if not local and not told["token"]:
-        return TOKEN
+        return NO_TOKEN
     for name, value in wanted.items():
         if (found := told["fingerprint"].get(name)) != value:
             return f"its {name} is {found}, here it is {value}. Bring both to the same, then: potluck resume."
     return ""
 
 
-def _own_paths() -> list[str]:
+def own_paths() -> list[str]:
     """Where a user's own modules may be: the current folder, and what was added to Python's own path."""
     pythons = (sys.prefix, sys.base_prefix)
     with suppress(OSError):
