@@ -3,8 +3,8 @@
 import dataclasses
 import os
 import signal
-import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from ray_methods import Deadly, Hanging
 from potluck.core import Model, Newborn, ResourceError, SettingsError, Spec, Task
 from potluck.data import from_arrays
 from potluck.engines import Ray, TaskEnvelope
-from potluck.engines.cluster import disconnect, engine
+from potluck.engines.cluster import disconnect, engine, guardian
 from potluck.engines.cluster.messages import APART, Parcels, pack_tasks, unpack_tasks
 from potluck.engines.cluster.worker import ClusterWorker
 from potluck.ledger import read_journal
@@ -110,8 +110,8 @@ def test_idle_workers_that_are_killed_between_rounds_are_replaced(tmp_path, undi
 
 def workers_here():
     """The processes of our actors."""
-    listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
-    return [int(line.split()[0]) for line in listed.splitlines() if "ray::ClusterWorker" in line]
+    family = guardian.family(guardian_mark())
+    return [pid for pid in family if b"ray::ClusterWorker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def test_own_arrays_are_sent_to_the_workers(tmp_path):
@@ -180,20 +180,13 @@ def test_without_the_package_one_line_names_the_extra(tmp_path, monkeypatch):
 
 def test_a_cluster_that_starts_here_listens_on_loopback_alone(tmp_path):
     run({**PLAIN, **RAY, "rounds": 1}, tmp_path / "run")
-    session = os.path.basename(engine._connection.folder)
-    family = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if belongs(pid, session)]
-    assert len(family) >= 3  # raylet, gcs_server, workers
+    family = guardian.family(guardian_mark())
+    assert len(family) >= 4  # raylet, gcs_server, two workers
     assert {host for pid in family for host in listening(pid)} <= {"0100007F", "0000000000000000FFFF00000100007F"}
 
 
-def belongs(pid, session):
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            line = file.read().decode(errors="replace")
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return session in line or session in file.read().decode(errors="replace") or "ray::ClusterWorker" in line
-    except OSError:
-        return False
+def guardian_mark():
+    return engine._connection.guardian._process.args[-1]
 
 
 def listening(pid):

@@ -11,8 +11,8 @@ import atexit
 import logging
 import os
 import secrets
-import shutil
 import signal
+import socket
 import sys
 import threading
 import time
@@ -28,6 +28,7 @@ import torch
 
 from potluck.core import Bytes, ResourceError, SettingsError, one_line, pack_array, unpack_array
 from potluck.engines.batches import RESUME, BatchEngine
+from potluck.engines.cluster.guardian import VARIABLE, Guardian
 from potluck.engines.cluster.messages import Parcels, pack_tasks, unpack_results
 from potluck.engines.cluster.worker import ClusterWorker, machine
 from potluck.engines.context import SimulationContext, TaskEnvelope, TaskResult
@@ -38,6 +39,8 @@ PATIENCE = 120.0
 """Seconds in which the first worker must be ready."""
 COMPANY = 20.0
 """Seconds that the first round waits for more workers after the first one is ready."""
+KNOCK = 10.0
+"""Seconds in which a cluster must take a connection."""
 FAILED_STARTS = 3
 """So many workers in a row that die while they start end the run."""
 REMEMBERED = 100_000
@@ -70,8 +73,8 @@ class Connection:
     """Cores that it was started with, if it was started here."""
     spare: dict[tuple[float, float], list[Any]] = field(default_factory=dict)
     """Actors that no run uses, by their cores and GPUs."""
-    folder: str = ""
-    """Where Ray keeps its logs, if it was started here."""
+    guardian: Guardian | None = None
+    """Ends Ray's processes when this one is gone, if they were started here."""
 
     def take(self, cpus: float, gpus: float) -> Any:
         """A worker: one that is spare, or a new one."""
@@ -86,7 +89,7 @@ class Connection:
     def capacity(self, cpus: float, gpus: float) -> int:
         """How many actors the cluster has room for, whoever uses it at the moment."""
         there = self.ray.cluster_resources()
-        cores = usable_cores() if self.folder else there.get("CPU", 0.0)
+        cores = usable_cores() if self.guardian else there.get("CPU", 0.0)
         room = cores // cpus if cpus else float("inf")
         return int(min(room, there.get("GPU", 0.0) // gpus) if gpus else room)
 
@@ -189,6 +192,7 @@ class Ray(BatchEngine[RayWorker]):
         try:
             message = self._ray.get(worker.answer)
         except self._ray.exceptions.RayError:
+            self._note(f"a worker on {worker.host} died; what it was doing is sent to another")
             return None
         return unpack_results(message)
 
@@ -309,8 +313,8 @@ def disconnect() -> None:
     gone, _connection = _connection, None
     atexit.unregister(disconnect)
     gone.ray.shutdown()
-    if gone.folder:
-        shutil.rmtree(gone.folder, ignore_errors=True)
+    if gone.guardian:
+        gone.guardian.end()
 
 
 def _load_ray(own_token: bool) -> Any:
@@ -330,23 +334,32 @@ def _start_here(ray: Any, cpus: float) -> Connection:
     """Starts a cluster that only this machine can reach, and only who has its token."""
     from ray._private import ray_constants
 
+    mark = secrets.token_hex(8)
+    guardian = Guardian(mark)
     before = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False  # else Ray listens on all addresses, even if it is told 127.0.0.1
+    os.environ[VARIABLE] = mark
     try:
         # Not "auto", which may mean a cluster that is gone.
-        _quietly(lambda: ray.init("local", num_cpus=cpus, include_dashboard=False, **_QUIET))
-    except Exception as fault:
+        _quietly(ray, lambda: ray.init("local", num_cpus=cpus, include_dashboard=False, **_QUIET))
+    except BaseException as fault:
+        guardian.end()
+        if not isinstance(fault, Exception):
+            raise
         raise ResourceError(f"Ray cannot be started on this machine: {_first_line(fault)}") from None
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
-    return Connection(ray, "", True, cpus, folder=ray._private.worker._global_node.get_session_dir_path())
+        del os.environ[VARIABLE]
+    guardian.add_folder(ray._private.worker._global_node.get_session_dir_path())
+    return Connection(ray, "", True, cpus, guardian=guardian)
 
 
 def _join(ray: Any, address: str) -> Connection:
     """Joins a cluster that is there already."""
     if not ray.is_initialized():
         try:
-            _quietly(lambda: ray.init(address, **_QUIET))
+            _knock(ray, address)
+            _quietly(ray, lambda: ray.init(address, **_QUIET))
         except Exception as fault:
             raise ResourceError(f"no Ray cluster at run.address = '{address}': {_first_line(fault)}") from None
     hosts = [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
@@ -357,16 +370,26 @@ def _join(ray: Any, address: str) -> Connection:
     return Connection(ray, address, local, float("inf"))
 
 
+def _knock(ray: Any, address: str) -> None:
+    """Raises an error if nobody listens at an address. Ray itself would try for minutes."""
+    found = ray._private.services.canonicalize_bootstrap_address(address) if address == "auto" else address
+    host, _, port = str(found).removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        raise ConnectionError('give "auto", "host:port" or "ray://host:port"')
+    socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK).close()
+
+
 _QUIET = {"log_to_driver": False, "logging_level": logging.CRITICAL}
 
 
-def _quietly(start: Callable[[], object]) -> None:
-    """Calls this without warnings; signals do what they did before."""
+def _quietly(ray: Any, start: Callable[[], object]) -> None:
+    """Connects without warnings. Signals do what they did before, and nothing is printed between our lines."""
     main = threading.current_thread() is threading.main_thread()
     before = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)} if main else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         start()
+    ray._private.worker.print_to_stdstream = lambda *arguments, **named: None  # it tells of dead workers on stdout
     for kind, handler in before.items():
         signal.signal(kind, handler)
 
