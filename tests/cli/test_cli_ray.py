@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,11 @@ def marked(tmp_path):
 
 
 def gone(tmp_path):
-    until(lambda: not family(str(tmp_path)), seconds=20)
+    """Whether the whole family ends within some seconds; an error that names who does not."""
+    with suppress(TimeoutError):
+        until(lambda: not family(str(tmp_path)), seconds=20)
+    left = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in family(str(tmp_path))]
+    assert left == []
     return True
 
 
