@@ -112,7 +112,8 @@ class Ray(BatchEngine[RayWorker]):
         super().__init__(context, workers or self._capacity())
         torch.set_num_threads(1)
         self._starting: list[RayWorker] = []
-        self._failed_starts = 0
+        self._failed_starts = self._refused = 0
+        self._begun = False
         self._last: OrderedDict[str, RayWorker] = OrderedDict()
         self._parcels: Parcels[Any] = Parcels(self._ray.put)
         self._here = machine()
@@ -124,6 +125,7 @@ class Ray(BatchEngine[RayWorker]):
         self._side_by_side = context.streams if plan.gpus else 0
         try:
             self._await_workers()
+            self._begun = True
         except BaseException:
             self.close()
             raise
@@ -147,7 +149,7 @@ class Ray(BatchEngine[RayWorker]):
         return max(1, self._connection.capacity(self._plan.cpus, self._plan.gpus))
 
     def _replace_lost_workers(self) -> None:
-        while len(self._workers) + len(self._starting) < self.count:
+        while len(self._workers) + len(self._starting) < max(1, self.count - self._refused):
             worker = RayWorker(self._connection.take(self._plan.cpus, self._plan.gpus))
             self._prepare(worker)
             self._starting.append(worker)
@@ -211,7 +213,12 @@ class Ray(BatchEngine[RayWorker]):
             return
         if odd := _refusal(told, self._plan.fingerprint, self._connection.local):
             self._end_worker(worker)
-            raise ResourceError(f"a worker on {told['host']} cannot be used: {odd}")
+            text = f"a worker on {told['host']} cannot be used: {odd}"
+            if not self._begun:
+                raise ResourceError(text)
+            self._refused += 1  # a node that joined later does not end the run
+            self._note(text)
+            return
         self._failed_starts, worker.host, worker.answer = 0, told["host"], None
         self._workers.append(worker)
         for what in ("cpu", "build"):
@@ -296,6 +303,8 @@ def connect(address: str, cpus: float) -> Connection:
     global _connection
     ray = _load_ray(own_token=not address)
     cpus = max(usable_cores(), cpus)
+    if _connection is not None and not ray.is_initialized():  # somebody else has closed it
+        disconnect()
     if _connection is not None and (_connection.address != address or _connection.cpus < cpus):
         disconnect()
     if _connection is None:
