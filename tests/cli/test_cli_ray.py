@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import ray_token  # noqa: F401
 from cli_life import saved, until
 from test_cli_kills import RUN, resumed_equal
 

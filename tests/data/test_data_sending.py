@@ -44,7 +44,7 @@ def test_padding_is_trimmed_at_the_other_end():
 def test_data_that_stays_in_its_files_is_not_sent(tmp_path):
     write_npy_folder(tmp_path / "set", np.zeros((8, 2), np.float32), np.arange(8) % 2)
     source = load(Data(name="npy", path=str(tmp_path / "set")))
-    with pytest.raises(SettingsError, match="set data.path to a folder that all machines see"):
+    with pytest.raises(SettingsError, match=r"set data\.path to a folder that all machines see"):
         pack_sources(source)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import ray_token  # noqa: F401
 import torch
 from ray_methods import Deadly, Hanging
 

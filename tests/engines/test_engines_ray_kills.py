@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import ray_token  # noqa: F401
 
 pytest.importorskip("ray", reason="the extra 'ray' is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]

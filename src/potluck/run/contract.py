@@ -338,12 +338,12 @@ def pool_gives_the_same_bits(trial: Trial) -> None:
     _demand_same_run(trial, trial.run(run={"engine": "pool", "workers": 2}), "on pool")
 
 
-def ray_gives_the_same_bits(trial: Trial) -> None:
+def ray_gives_the_same_bits(trial: Trial, address: str = "") -> None:
     """Workers on a Ray cluster change nothing: the engine `ray` gives the same weights, scores and ledger as `serial`.
 
     Not one of `PROMISES`: it needs the extra, and Ray takes seconds to start.
     """
-    _demand_same_run(trial, trial.run(run={"engine": "ray", "workers": 2}), "on ray")
+    _demand_same_run(trial, trial.run(run={"engine": "ray", "workers": 2, "address": address}), "on ray")
 
 
 def _demand_same_run(trial: Trial, other: Result, where: str) -> None:

@@ -19,7 +19,7 @@ import time
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any
@@ -341,23 +341,19 @@ def _load_ray(own_token: bool) -> Any:
 
 def _start_here(ray: Any, cpus: float) -> Connection:
     """Starts a cluster that only this machine can reach, and only who has its token."""
-    from ray._private import ray_constants
-
     mark = secrets.token_hex(8)
     guardian = Guardian(mark)
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False  # else Ray listens on all addresses, even if it is told 127.0.0.1
     os.environ[VARIABLE] = mark
     try:
-        # Not "auto", which may mean a cluster that is gone.
-        _quietly(ray, lambda: ray.init("local", num_cpus=cpus, include_dashboard=False, **_QUIET))
+        with _on_loopback():
+            # Not "auto", which may mean a cluster that is gone.
+            _quietly(ray, lambda: ray.init("local", num_cpus=cpus, include_dashboard=False, **_QUIET))
     except BaseException as fault:
         guardian.end()
         if not isinstance(fault, Exception):
             raise
         raise ResourceError(f"Ray cannot be started on this machine: {_first_line(fault)}") from None
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
         del os.environ[VARIABLE]
     guardian.add_folder(ray._private.worker._global_node.get_session_dir_path())
     return Connection(ray, "", True, cpus, guardian=guardian)
@@ -367,8 +363,10 @@ def _join(ray: Any, address: str) -> Connection:
     """Joins a cluster that is there already."""
     if not ray.is_initialized():
         try:
-            _knock(ray, address)
-            _quietly(ray, lambda: ray.init(address, **_QUIET))
+            host = _knock(ray, address)
+            _use_token()
+            with _on_loopback() if _is_loopback(host) else nullcontext():
+                _quietly(ray, lambda: ray.init(address, **_QUIET))
         except Exception as fault:
             raise ResourceError(f"no Ray cluster at run.address = '{address}': {_first_line(fault)}") from None
     hosts = [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
@@ -379,13 +377,39 @@ def _join(ray: Any, address: str) -> Connection:
     return Connection(ray, address, local, float("inf"))
 
 
-def _knock(ray: Any, address: str) -> None:
-    """Raises an error if nobody listens at an address. Ray itself would try for minutes."""
-    found = ray._private.services.canonicalize_bootstrap_address(address) if address == "auto" else address
-    host, _, port = str(found).removeprefix("ray://").rpartition(":")
+def _knock(ray: Any, address: str) -> str:
+    """The host of a cluster; an error if nobody listens there. Ray itself would try for minutes."""
+    found = address
+    if address == "auto":
+        with _on_loopback():
+            found = str(ray._private.services.canonicalize_bootstrap_address(address))
+    host, _, port = found.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         raise ConnectionError('give "auto", "host:port" or "ray://host:port"')
     socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK).close()
+    return host
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Keeps Ray from replacing 127.0.0.1 by an address that others can reach, and from listening there."""
+    from ray._private import ray_constants
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _use_token() -> None:
+    """Shows the cluster the token that is here, if there is one. Ray does so only if RAY_AUTH_MODE says it."""
+    from ray._private.authentication import authentication_token_setup as tokens
+
+    loader = tokens.AuthenticationTokenLoader.instance()
+    if "RAY_AUTH_MODE" not in os.environ and loader.has_token(ignore_auth_mode=True):
+        tokens._enable_token_auth()
 
 
 _QUIET = {"log_to_driver": False, "logging_level": logging.CRITICAL}
