@@ -62,9 +62,12 @@ class Gate:
             found = f"it cannot be judged: {describe(fault)}"
         return None if found is None else one_line(found)
 
-    def measures(self, task: Task, reply: Reply) -> dict[str, float]:
-        """The numbers of an accepted reply that limits of later rounds depend on, by kind."""
-        found = {weight_kind(task): float(reply.weight)} if self.heaviest is None else {}
+    def measures(self, task: Task, reply: Reply, known: bool = False) -> dict[str, float]:
+        """The numbers of an accepted reply that limits of later rounds depend on, by kind.
+
+        `known`: the client's number of samples is known, and limits its weight.
+        """
+        found = {weight_kind(task): float(reply.weight)} if self.heaviest is None and not known else {}
         if self.bound == "auto":
             for key, sent in task.models.items():
                 if key in reply.models and not isinstance(sent, Newborn):

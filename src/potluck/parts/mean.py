@@ -41,6 +41,30 @@ class Sums:
     flat: dict[FlatKey, Tensor] = field(default_factory=dict)
     """Buffers: each holds the totals of several tensors, so that one operation can treat all of them."""
 
+    def fields(self) -> dict[str, Any]:
+        """The sums as a mapping of plain values and tensors; each buffer once."""
+        inside = {name for _, names in self.flat for name in names}
+        return {
+            "flat": [
+                [layout.entries, layout.channels_last, names, buffer] for (layout, names), buffer in self.flat.items()
+            ],
+            "totals": {name: total for name, total in self.totals.items() if name not in inside},
+            "weights": self.weights,
+            "maxima": {name: list(pair) for name, pair in self.maxima.items()},
+        }
+
+    @staticmethod
+    def of(fields: Mapping[str, Any]) -> Sums:
+        """The sums that `fields` described, read back."""
+        made = Sums(
+            dict(fields["totals"]), dict(fields["weights"]), {name: (a, b) for name, (a, b) in fields["maxima"].items()}
+        )
+        for entries, channels_last, names, buffer in fields["flat"]:
+            layout = BufferLayout.of(entries, channels_last)
+            made.flat[layout, tuple(names)] = buffer
+            made.totals |= dict(zip(names, layout.cut(buffer).values(), strict=True))
+        return made
+
     def merge(self, other: Sums) -> None:
         """Adds the sums of another block."""
         added: set[str] = set()
@@ -101,6 +125,27 @@ class OverlapMean:
                 self._add(held, name, tensor, factor, entire)
         for factor, tensors in entire.items():
             self._add_entire(tensors, factor)
+
+    def add_block(self, block: Sums, position: int) -> None:
+        """Adds the sums of the whole block of tasks to which this position belongs; they belong to the mean from now.
+
+        Adding its contributions one by one gives the same bits.
+        """
+        number = position // BLOCK
+        if number * BLOCK < self._next:
+            raise ValueError(f"block {number} comes after position {self._next - 1}: blocks are added in order")
+        self._close_block()
+        self._block, self._number, self._next = block, number, (number + 1) * BLOCK
+
+    @property
+    def block(self) -> Sums:
+        """The sums of the last block. As long as contributions belong to one block, it is the same object."""
+        return self._block
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was added yet."""
+        return not self._next
 
     def value(self) -> Arrays:
         """The mean of the entries that any client sent, the start value of all others; cast once, at the end."""
@@ -276,7 +321,8 @@ def batches(names: Iterable[str], arrays: Arrays) -> Iterator[list[str]]:
 
 def _pieces(buffer: Tensor) -> Sequence[Tensor]:
     """A buffer in pieces that a CPU's cache holds; on a GPU, in one."""
-    return torch.split(buffer, CACHED) if buffer.device.type == "cpu" else (buffer,)
+    whole = buffer.numel() <= CACHED or buffer.device.type != "cpu"
+    return (buffer,) if whole else torch.split(buffer, CACHED)
 
 
 def _names_in_whole(layout: BufferLayout, held: Any) -> tuple[str, ...] | None:
