@@ -28,6 +28,13 @@ class BufferLayout:
     channels_last: bool = False
     """Whether convolution kernels use the channels-last memory format, which is faster on some GPUs."""
 
+    def __hash__(self) -> int:
+        found = self.__dict__.get("_hash")
+        if found is None:
+            found = hash((self.entries, self.channels_last))
+            object.__setattr__(self, "_hash", found)
+        return int(found)
+
     @staticmethod
     def of(entries: Iterable[tuple[str, int, Iterable[int]]], channels_last: bool = False) -> BufferLayout:
         """The layout with these entries, as JSON reads them back."""

@@ -160,12 +160,13 @@ def _wrong_shapes(arrays: Arrays, shapes: Shapes) -> Iterator[str]:
 
 def _not_finite(arrays: Arrays) -> Iterator[str]:
     """Names a tensor that holds NaN or infinity."""
+    flat = arrays.buffer if isinstance(arrays, FlatArrays) else None
     loose = arrays.others if isinstance(arrays, FlatArrays) else arrays
     floats = [tensor for tensor in loose.values() if tensor.is_floating_point()]
-    floats += [arrays.buffer] if isinstance(arrays, FlatArrays) else []
     # Norms are fast to check. A norm that is not finite can also be an overflow, so then look at every entry.
-    lengths = torch._foreach_norm(floats) if floats else ()
-    if not lengths or bool(torch.isfinite(lengths[0] if len(lengths) == 1 else torch.stack(lengths).sum())):
+    square = 0.0 if flat is None else float(torch.dot(flat, flat))
+    length = float(torch.stack(torch._foreach_norm(floats)).sum()) if floats else 0.0
+    if math.isfinite(square + length):
         return
     for name, tensor in arrays.items():
         if not bool(torch.isfinite(tensor).all()):

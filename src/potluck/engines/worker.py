@@ -160,6 +160,9 @@ class NetworkSlot:
 
     def fill(self, arrays: Arrays) -> None:
         """Copies these tensors into the network."""
+        if isinstance(arrays, FlatArrays) and arrays.layout == self.layout and not self._others and not arrays.others:
+            self.buffer.copy_(arrays.buffer)
+            return
         if arrays.keys() != self.tensors.keys():
             odd = sorted(arrays.keys() ^ self.tensors.keys())
             raise ValueError(f"a {self.spec.family} has other tensors than were sent: {', '.join(odd[:3])}")

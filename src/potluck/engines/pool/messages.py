@@ -34,7 +34,7 @@ from potluck.parts import Sums
 
 def write_batch(envelopes: Sequence[TaskEnvelope]) -> tuple[list[Any], dict[str, Tensor]]:
     """A batch of tasks as JSON values and tensors."""
-    models = Numbered()
+    models, layouts = Numbered(), Numbered()
     rows, loose = [], {}
     for number, envelope in enumerate(envelopes):
         task = envelope.task
@@ -43,7 +43,12 @@ def write_batch(envelopes: Sequence[TaskEnvelope]) -> tuple[list[Any], dict[str,
         rows.append([task.verb, task.to, task.key, task.round, numbers, config, task.memory, envelope.attempt])
         if task.arrays or envelope.memory:
             loose[str(number)] = [task.arrays, envelope.memory]
-    fields = {"models": models.values, "loose": loose, "fold": fold_fields(envelopes)}
+    fields = {
+        "models": [_model_fields(model, None, layouts) for model in models.values],
+        "layouts": _layout_fields(layouts),
+        "loose": loose,
+        "fold": fold_fields(envelopes),
+    }
     plain, tensors = split_tensors(fields, once=True)
     return [rows, plain], tensors
 
@@ -54,16 +59,16 @@ def read_batch(
     """The batch of tasks that was written. `known` keeps one object for equal specs."""
     rows, plain = message
     fields = join_tensors(plain, tensors, shared=True)
-    for number, model in enumerate(fields["models"]):
-        spec = known.setdefault(model.spec, model.spec)
-        fields["models"][number] = type(model)(spec, model.arrays)
+    layouts = [BufferLayout.of(*layout) for layout in fields["layouts"]]
+    every = [_read_model(model, None, layouts) for model in fields["models"]]
+    every = [type(model)(known.setdefault(model.spec, model.spec), model.arrays) for model in every]
     folds: list[FoldTask] | list[None] = [None] * len(rows)
     if fields["fold"] is not None:
         folds = read_fold(fields["fold"], method)
     envelopes = []
     for number, (verb, to, key, index, numbers, config, version, attempt) in enumerate(rows):
         arrays, memory = fields["loose"].get(str(number), (EMPTY, EMPTY))
-        models = {name: fields["models"][at] for name, at in numbers.items()}
+        models = {name: every[at] for name, at in numbers.items()}
         task = Task(verb, to, key, index, models, arrays, config, version)
         envelopes.append(TaskEnvelope(task, memory, attempt, fold=folds[number]))
     return envelopes
@@ -85,12 +90,13 @@ def write_results(
             prices = [cost.bytes_down, cost.bytes_up, cost.flops, cost.memory, cost.seconds]
             row += [reply.weight, dict(reply.metrics), prices]
             if not summed:
-                models = {key: _model_fields(key, model, envelope, layouts) for key, model in reply.models.items()}
+                sent = envelope.task.models
+                models = {key: _model_fields(model, sent.get(key), layouts) for key, model in reply.models.items()}
         arrays = EMPTY if reply is None else reply.arrays
         if models or arrays or result.memory is not None:
             loose[str(number)] = [models, arrays, result.memory]
     fields = {
-        "layouts": [[layout.entries, layout.channels_last] for layout in layouts.values],
+        "layouts": _layout_fields(layouts),
         "loose": loose,
         "sums": None if sums is None else sums.fields(),
     }
@@ -115,7 +121,7 @@ def read_results(
         if answer:
             weight, metrics, cost = answer
             bare = {"model": Model(sent.models["model"].spec, EMPTY)} if summed else {}
-            found = {key: _read_model(key, model, envelope, layouts) for key, model in models.items()}
+            found = {key: _read_model(model, sent.models.get(key), layouts) for key, model in models.items()}
             reply = Reply(found or bare, arrays, weight, metrics, task, Cost(*cost))
         block = sums if summed else None
         results.append(TaskResult(task, reply, memory, fault, skipped, False, refused, block, measures))
@@ -131,17 +137,21 @@ def sendable(envelope: TaskEnvelope, result: TaskResult) -> TaskResult:
     return result
 
 
-def _model_fields(key: str, model: Model, envelope: TaskEnvelope, layouts: Numbered) -> Any:
-    """A model with its arrays in one buffer, if they are. A spec that was sent is left out."""
-    arrays, sent = model.arrays, envelope.task.models.get(key)
+def _layout_fields(layouts: Numbered) -> list[Any]:
+    return [[layout.entries, layout.channels_last] for layout in layouts.values]
+
+
+def _model_fields(model: Model, sent: Model | None, layouts: Numbered) -> Any:
+    """A model with its arrays in one buffer, if they are. The spec of the model that was sent is left out."""
+    arrays = model.arrays
     if type(model) is not Model or not isinstance(arrays, FlatArrays):
         return model
     spec = None if sent is not None and sent.spec is model.spec else model.spec
     return [spec, layouts.number(arrays.layout), arrays.buffer, arrays.others]
 
 
-def _read_model(key: str, fields: Any, envelope: TaskEnvelope, layouts: Sequence[BufferLayout]) -> Model:
+def _read_model(fields: Any, sent: Model | None, layouts: Sequence[BufferLayout]) -> Model:
     if isinstance(fields, Model):
         return fields
     spec, layout, buffer, others = fields
-    return Model(spec or envelope.task.models[key].spec, FlatArrays(buffer, layouts[layout], others))
+    return Model(sent.spec if spec is None and sent is not None else spec, FlatArrays(buffer, layouts[layout], others))
