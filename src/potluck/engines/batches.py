@@ -253,13 +253,18 @@ def _draw(rest: Iterator[TaskEnvelope], most: int) -> list[TaskEnvelope]:
     """The next tasks, as long as their tensors are small in total; shared tensors count once."""
     found: list[TaskEnvelope] = []
     seen: dict[int, int] = {}
-    while len(found) < most and sum(seen.values()) <= SMALL:
+    read: set[int] = set()
+    total = 0
+    while len(found) < most and total <= SMALL:
         envelope = next(rest, None)
         if envelope is None:
             break
         found.append(envelope)
         for arrays in (envelope.task.arrays, *(model.arrays for model in envelope.task.models.values())):
-            seen |= {id(tensor): tensor.nbytes for tensor in arrays.values()}
+            if arrays and id(arrays) not in read:
+                read.add(id(arrays))
+                seen |= {id(tensor): tensor.nbytes for tensor in arrays.values()}
+                total = sum(seen.values())
     return found
 
 

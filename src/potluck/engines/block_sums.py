@@ -42,14 +42,14 @@ def can_check(expects: Expected, method: object) -> bool:
     return all(isinstance(value, bool | int | float | str) for value in check.keywords.values())
 
 
-def fold_fields(envelopes: Sequence[TaskEnvelope]) -> dict[str, Any] | None:
-    """The places of a block of tasks in their fold, as a mapping that `split_tensors` accepts; None if they have none.
+def fold_fields(envelopes: Sequence[TaskEnvelope]) -> tuple[dict[str, Any] | None, list[Any]]:
+    """The places of a block of tasks in their fold: JSON values, and parts that `split_tensors` accepts.
 
-    Whatever several tasks have in common is written once.
+    None if the tasks have no places. What several tasks have in common is written once.
     """
     folds = [envelope.fold for envelope in envelopes if envelope.fold is not None]
     if not folds or len(folds) < len(envelopes):
-        return None
+        return None, []
     rules, shapes, parts = folds[0].rules, Numbered(), Numbered()
     whole = shapes.number(rules.whole)
     tasks = []
@@ -62,23 +62,20 @@ def fold_fields(envelopes: Sequence[TaskEnvelope]) -> dict[str, Any] | None:
             shapes.number(expects.arrays),
             [check.func.__name__, check.keywords] if isinstance(check, partial) else None,
         ])  # fmt: skip
-    return {
+    fields = {
         "gate": vars(rules.gate),
         "limits": rules.gate.limits(rules.usual),
         "known": rules.known,
         "whole": whole,
         "shapes": [_shapes_fields(found) for found in shapes.values],
-        "parts": [_part_fields(found) for found in parts.values],
         "tasks": tasks,
     }
+    return fields, [_part_fields(found) for found in parts.values]
 
 
-def read_fold(fields: Mapping[str, Any], method: object) -> list[FoldTask]:
+def read_fold(fields: Mapping[str, Any], part_fields: Sequence[Any], method: object) -> list[FoldTask]:
     """The places that `fold_fields` described, for a worker with this method."""
-    shapes, parts = (
-        [_read_shapes(found) for found in fields["shapes"]],
-        [_read_part(found) for found in fields["parts"]],
-    )
+    shapes, parts = list(map(_read_shapes, fields["shapes"])), list(map(_read_part, part_fields))
     usual = KnownLimits(limits=fields["limits"])
     rules = FoldRules(Gate(**fields["gate"]), usual, fields["known"], shapes[fields["whole"]], len(fields["tasks"]))
     found = []

@@ -57,7 +57,8 @@ class LedgerEntry:
     """Whether an update may have left the client although none came: its worker died or was given up."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "reason", one_line(self.reason))
+        if self.reason:
+            object.__setattr__(self, "reason", one_line(self.reason))
 
 
 @dataclass
@@ -183,9 +184,8 @@ class RoundSession:
         def place(task: Task, position: int) -> FoldTask:
             part = held.get(task.to)
             fits = task.to != SERVER and "model" in task.models and "model" in task.expects.models
-            if not fits or not isinstance(part, Part | Mask) or not can_check(task.expects, run.method):
-                part = None
-            return FoldTask(rules, position, part, task.expects)
+            can = fits and type(part) in (Part, Mask) and can_check(task.expects, run.method)
+            return FoldTask(rules, position, part if can else None, task.expects)  # type: ignore[arg-type]
 
         return place
 

@@ -41,30 +41,6 @@ class Sums:
     flat: dict[FlatKey, Tensor] = field(default_factory=dict)
     """Buffers: each holds the totals of several tensors, so that one operation can treat all of them."""
 
-    def fields(self) -> dict[str, Any]:
-        """The sums as a mapping of plain values and tensors; each buffer once."""
-        inside = {name for _, names in self.flat for name in names}
-        return {
-            "flat": [
-                [layout.entries, layout.channels_last, names, buffer] for (layout, names), buffer in self.flat.items()
-            ],
-            "totals": {name: total for name, total in self.totals.items() if name not in inside},
-            "weights": self.weights,
-            "maxima": {name: list(pair) for name, pair in self.maxima.items()},
-        }
-
-    @staticmethod
-    def of(fields: Mapping[str, Any]) -> Sums:
-        """The sums that `fields` described, read back."""
-        made = Sums(
-            dict(fields["totals"]), dict(fields["weights"]), {name: (a, b) for name, (a, b) in fields["maxima"].items()}
-        )
-        for entries, channels_last, names, buffer in fields["flat"]:
-            layout = BufferLayout.of(entries, channels_last)
-            made.flat[layout, tuple(names)] = buffer
-            made.totals |= dict(zip(names, layout.cut(buffer).values(), strict=True))
-        return made
-
     def merge(self, other: Sums) -> None:
         """Adds the sums of another block."""
         added: set[str] = set()

@@ -10,6 +10,7 @@ no process outlives the run.
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -107,6 +108,7 @@ def _fork_worker(context: SimulationContext, made: list[int]) -> None:
 def _work(handles: list[int], context: SimulationContext) -> None:
     """A worker's main function: runs tasks until its socket closes."""
     torch.set_num_threads(1)
+    gc.freeze()  # what the fork left here stays, and need not be looked through for garbage
     end, down, up = socket.socket(fileno=handles[0]), SharedMemoryBuffer(handles[1]), SharedMemoryBuffer(handles[2])
     worker, known = Worker(context), dict[Spec, Spec]()
     while (found := read(end)) is not None:

@@ -43,31 +43,27 @@ def write_batch(envelopes: Sequence[TaskEnvelope]) -> tuple[list[Any], dict[str,
         rows.append([task.verb, task.to, task.key, task.round, numbers, config, task.memory, envelope.attempt])
         if task.arrays or envelope.memory:
             loose[str(number)] = [task.arrays, envelope.memory]
-    fields = {
-        "models": [_model_fields(model, None, layouts) for model in models.values],
-        "layouts": _layout_fields(layouts),
-        "loose": loose,
-        "fold": fold_fields(envelopes),
-    }
-    plain, tensors = split_tensors(fields, once=True)
-    return [rows, plain], tensors
+    fold, parts = fold_fields(envelopes)
+    every = [_model_fields(model, None, layouts) for model in models.values]
+    plain, tensors = split_tensors([every, loose, parts], once=True)
+    return [rows, fold, _layout_fields(layouts), plain], tensors
 
 
 def read_batch(
     message: Sequence[Any], tensors: Mapping[str, Tensor], method: object, known: dict[Spec, Spec]
 ) -> list[TaskEnvelope]:
     """The batch of tasks that was written. `known` keeps one object for equal specs."""
-    rows, plain = message
-    fields = join_tensors(plain, tensors, shared=True)
-    layouts = [BufferLayout.of(*layout) for layout in fields["layouts"]]
-    every = [_read_model(model, None, layouts) for model in fields["models"]]
+    rows, fold, layout_fields, plain = message
+    model_fields, loose, parts = join_tensors(plain, tensors, shared=True)
+    layouts = [BufferLayout.of(*layout) for layout in layout_fields]
+    every = [_read_model(model, None, layouts) for model in model_fields]
     every = [type(model)(known.setdefault(model.spec, model.spec), model.arrays) for model in every]
     folds: list[FoldTask] | list[None] = [None] * len(rows)
-    if fields["fold"] is not None:
-        folds = read_fold(fields["fold"], method)
+    if fold is not None:
+        folds = read_fold(fold, parts, method)
     envelopes = []
     for number, (verb, to, key, index, numbers, config, version, attempt) in enumerate(rows):
-        arrays, memory = fields["loose"].get(str(number), (EMPTY, EMPTY))
+        arrays, memory = loose.get(str(number), (EMPTY, EMPTY))
         models = {name: every[at] for name, at in numbers.items()}
         task = Task(verb, to, key, index, models, arrays, config, version)
         envelopes.append(TaskEnvelope(task, memory, attempt, fold=folds[number]))
@@ -82,44 +78,39 @@ def write_results(
     rows, loose = [], {}
     for number, (envelope, result) in enumerate(zip(envelopes, results, strict=True)):
         reply, summed = result.reply, result.block is not None
-        row: list[Any] = [result.fault, result.skipped, result.refused, summed, dict(result.measures)]
+        row: list[Any] = [result.fault, result.skipped, result.refused, summed]
         rows.append(row)
         models = {}
         if reply is not None:
             cost = reply.cost
             prices = [cost.bytes_down, cost.bytes_up, cost.flops, cost.memory, cost.seconds]
-            row += [reply.weight, dict(reply.metrics), prices]
+            row += [dict(result.measures) if result.measures else {}, reply.weight, dict(reply.metrics), prices]
             if not summed:
                 sent = envelope.task.models
                 models = {key: _model_fields(model, sent.get(key), layouts) for key, model in reply.models.items()}
         arrays = EMPTY if reply is None else reply.arrays
         if models or arrays or result.memory is not None:
             loose[str(number)] = [models, arrays, result.memory]
-    fields = {
-        "layouts": _layout_fields(layouts),
-        "loose": loose,
-        "sums": None if sums is None else sums.fields(),
-    }
-    plain, tensors = split_tensors(fields)
-    return [rows, plain], tensors
+    plain, tensors = split_tensors([loose, _sums_fields(sums, layouts)])
+    return [rows, _layout_fields(layouts), plain], tensors
 
 
 def read_results(
     message: Sequence[Any], tensors: Mapping[str, Tensor], envelopes: Sequence[TaskEnvelope]
 ) -> list[TaskResult]:
     """The results of these tasks that were written."""
-    rows, plain = message
-    fields = join_tensors(plain, tensors)
-    layouts = [BufferLayout.of(*layout) for layout in fields["layouts"]]
-    sums = None if fields["sums"] is None else Sums.of(fields["sums"])
+    rows, layout_fields, plain = message
+    loose, sums_fields = join_tensors(plain, tensors)
+    layouts = [BufferLayout.of(*layout) for layout in layout_fields]
+    sums = _read_sums(sums_fields, layouts)
     results = []
     for number, (envelope, row) in enumerate(zip(envelopes, rows, strict=True)):
-        fault, skipped, refused, summed, measures, *answer = row
-        models, arrays, memory = fields["loose"].get(str(number), (EMPTY, EMPTY, None))
-        sent, reply = envelope.task, None
+        fault, skipped, refused, summed, *answer = row
+        models, arrays, memory = loose.get(str(number), (EMPTY, EMPTY, None))
+        sent, reply, measures = envelope.task, None, EMPTY
         task = Task(sent.verb, sent.to, sent.key, sent.round, config=sent.config, memory=sent.memory)
         if answer:
-            weight, metrics, cost = answer
+            measures, weight, metrics, cost = answer
             bare = {"model": Model(sent.models["model"].spec, EMPTY)} if summed else {}
             found = {key: _read_model(model, sent.models.get(key), layouts) for key, model in models.items()}
             reply = Reply(found or bare, arrays, weight, metrics, task, Cost(*cost))
@@ -135,6 +126,27 @@ def sendable(envelope: TaskEnvelope, result: TaskResult) -> TaskResult:
     except Exception as fault:
         return TaskResult(result.task, fault=f"its reply cannot travel: {describe(fault)}")
     return result
+
+
+def _sums_fields(sums: Sums | None, layouts: Numbered) -> Any:
+    """Sums as plain values and tensors; each buffer once."""
+    if sums is None:
+        return None
+    flat = [[layouts.number(layout), list(names), buffer] for (layout, names), buffer in sums.flat.items()]
+    inside = {name for _, names in sums.flat for name in names}
+    totals = {name: total for name, total in sums.totals.items() if name not in inside}
+    return [flat, totals, sums.weights, {name: list(pair) for name, pair in sums.maxima.items()}]
+
+
+def _read_sums(fields: Any, layouts: Sequence[BufferLayout]) -> Sums | None:
+    if fields is None:
+        return None
+    flat, totals, weights, maxima = fields
+    sums = Sums(totals, weights, {name: (maximum, seen) for name, (maximum, seen) in maxima.items()})
+    for number, names, buffer in flat:
+        sums.flat[layouts[number], tuple(names)] = buffer
+        sums.totals |= dict(zip(names, layouts[number].cut(buffer).values(), strict=True))
+    return sums
 
 
 def _layout_fields(layouts: Numbered) -> list[Any]:

@@ -39,7 +39,8 @@ class LabelMask(SubmodelAssignment):
 
     def train_task(self, client: str, model: Model, part: Part, state: Any, now: Round) -> Task:
         task = super().train_task(client, model, part, state, now)
-        return replace(task, expects=replace(task.expects, metrics=self.label_check(model.spec)))
+        check = self.label_check(model.spec)
+        return task if check is None else replace(task, expects=replace(task.expects, metrics=check))
 
     def label_check(self, spec: Spec) -> Callable[[Mapping[str, Plain]], str | None] | None:
         """What the gate checks of the labels in a reply; None without label masks."""
