@@ -177,7 +177,8 @@ class RoundSession:
         run = self.dispatcher
         # A worker counts samples itself, in the same way.
         counts = run.samples is None or getattr(run.samples, "__func__", None) is SimulationContext.samples
-        if type(mean) is not OverlapMean or not mean.empty or not counts:
+        plain = isinstance(mean, OverlapMean) and type(mean).add is OverlapMean.add and mean.empty
+        if not isinstance(mean, OverlapMean) or not plain or not counts:
             return None
         rules = FoldRules(run.gate, run.usual, run.samples is not None, shapes_of(mean.start), len(held))
 
