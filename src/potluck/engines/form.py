@@ -115,6 +115,8 @@ class _Reader:
         self._count(1, path, depth)
         if value is None or value is True or value is False or type(value) is float:
             return value
+        if type(value) is int:
+            return self._integer(value, path)
         if isinstance(value, str):
             return self._string(value, path)
         if isinstance(value, int | np.integer):

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from potluck.core import Arrays, FlatArrays, Model, Newborn, Reply, Shapes, Task, describe, one_line
+from potluck.core import Arrays, BufferLayout, FlatArrays, Model, Newborn, Reply, Shapes, Task, describe, one_line
 from potluck.engines.usual import Usual
 
 STEP_TIMES = 5.0
@@ -87,7 +88,8 @@ class Gate:
             yield f"metrics is a {type(reply.metrics).__name__}, not a mapping"
         if expected.metrics is not None and (odd_metrics := expected.metrics(reply.metrics)):
             yield odd_metrics
-        if odd := sorted(reply.models.keys() ^ expected.models.keys()):
+        if reply.models.keys() != expected.models.keys():
+            odd = sorted(reply.models.keys() ^ expected.models.keys())
             yield f"models {odd} were not expected or are missing"
         for key, shapes in expected.models.items():
             model, sent = reply.models[key], task.models.get(key)
@@ -175,9 +177,21 @@ def _not_finite(arrays: Arrays) -> Iterator[str]:
 
 def _negative_variances(arrays: Arrays) -> Iterator[str]:
     """Names running variances of batch norm below zero: their square root is not a number."""
-    found = {name: arrays[name] for name in arrays if name.endswith(VARIANCE)}
+    found = {name: arrays[name] for name in _variances(arrays)}
     if found and bool((torch.cat([tensor.reshape(-1) for tensor in found.values()]) < 0).any()):
         yield from (f"'{name}' has a negative variance" for name, tensor in found.items() if bool((tensor < 0).any()))
+
+
+def _variances(arrays: Arrays) -> Sequence[str]:
+    """The names of running variances."""
+    if isinstance(arrays, FlatArrays) and not arrays.others:
+        return _variances_in(arrays.layout)
+    return [name for name in arrays if name.endswith(VARIANCE)]
+
+
+@lru_cache(maxsize=256)
+def _variances_in(layout: BufferLayout) -> Sequence[str]:
+    return [name for name, _, _ in layout.entries if name.endswith(VARIANCE)]
 
 
 def _few(names: set[str]) -> str:
