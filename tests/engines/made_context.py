@@ -56,14 +56,14 @@ class Federation:
         return self.dispatcher.method
 
     def init(self):
-        return self.method.init(ZOO, stream(0, "init"))
+        return self.method.init(self.dispatcher.zoo, stream(0, "init"))
 
     def round(self, state, index=0, without=()):
         """One committed round; the session stays to be looked at."""
         self.session = self.dispatcher.open(index)
         cohort = [client for client in self.cohort if client.id not in without]
-        session = self.session
-        now = Round(index, cohort, len(self.cohort), ZOO, 0, session.send, session.fold, lambda wanted: cohort)
+        session, zoo = self.session, self.dispatcher.zoo
+        now = Round(index, cohort, len(self.cohort), zoo, 0, session.send, session.fold, lambda wanted: cohort)
         state = self.method.round(state, now)
         self.session.close()
         self.commit()

@@ -67,7 +67,7 @@ class Examples:
 
     def __len__(self) -> int:
         if self.rows is not None:
-            return len(self.rows)
+            return self.rows.shape[0]
         return len(next(iter(self.columns.values()), ()))
 
     def __getitem__(self, rows: Tensor | slice) -> Batch:
@@ -77,7 +77,7 @@ class Examples:
     def batch(self, rows: Tensor | slice, drawn: Tensor | None = None) -> Batch:
         """The batch of these rows: augmented with the random numbers `drawn`, if given, then prepared."""
         if self.rows is not None:
-            rows = self.rows[rows]
+            rows = _select(self.rows, rows)
         elif isinstance(rows, Tensor):
             rows = rows.to(next(iter(self.columns.values())).device)
         batch = {
@@ -93,7 +93,7 @@ class Examples:
         picked = Examples.__new__(Examples)  # skips the check: these columns have equal length
         picked.columns, picked.prepare, picked.augment = self.columns, self.prepare, self.augment
         where = next(iter(self.columns.values())).device
-        picked.rows = rows.to(where) if self.rows is None else self.rows[rows]
+        picked.rows = rows.to(where) if self.rows is None else _select(self.rows, rows)
         return picked
 
     def column(self, name: str) -> Tensor:
@@ -106,6 +106,13 @@ class Examples:
     def all(self) -> Batch:
         """Every row as one batch."""
         return self[slice(None)]
+
+
+def _select(held: Tensor, rows: Tensor | slice) -> Tensor:
+    """These entries of a list of row numbers; by the faster operation if it can be used."""
+    if isinstance(rows, Tensor) and rows.dtype is torch.int64 and rows.dim() == 1 and rows.device == held.device:
+        return held.index_select(0, rows)
+    return held[rows]
 
 
 NOTHING = Examples({"x": torch.zeros(0, 1), "y": torch.zeros(0, dtype=torch.long)})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -27,6 +27,18 @@ class BufferLayout:
     """Each tensor's name, offset and shape."""
     channels_last: bool = False
     """Whether convolution kernels use the channels-last memory format, which is faster on some GPUs."""
+
+    def __hash__(self) -> int:
+        found = self.__dict__.get("_hash")
+        if found is None:
+            found = hash((self.entries, self.channels_last))
+            object.__setattr__(self, "_hash", found)
+        return int(found)
+
+    @staticmethod
+    def of(entries: Iterable[tuple[str, int, Iterable[int]]], channels_last: bool = False) -> BufferLayout:
+        """The layout with these entries, as JSON reads them back."""
+        return BufferLayout(tuple((name, start, tuple(shape)) for name, start, shape in entries), channels_last)
 
     @cached_property
     def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

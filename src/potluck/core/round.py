@@ -81,7 +81,8 @@ class Expected:
     models: Mapping[str, Shapes] = EMPTY
     arrays: Shapes = EMPTY
     metrics: Callable[[Mapping[str, Plain]], str | None] | None = None
-    """Why these metrics cannot be used, or None. For methods whose server reads metrics; by default, any are fine."""
+    """Why these metrics cannot be used, or None. For methods whose server reads metrics; by default, any are fine. A
+    `partial` of a function of the method, with plain arguments by name, can also be checked where the reply is made."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,10 +145,18 @@ Send: TypeAlias = Callable[[Iterable[Task]], Iterator[Reply]]
 
 
 class Fold(Protocol):
-    """Sends tasks and adds each reply's ``model`` to a mean; the returned replies no longer hold its arrays."""
+    """Sends tasks and adds each reply's ``model`` to a mean; the returned replies no longer hold its arrays.
+
+    Without `weigh`, the method's own ``weigh(reply, zoo)`` gives the weights. An engine may then add replies up where
+    they are made, and the server never holds each of them.
+    """
 
     def __call__(
-        self, tasks: Iterable[Task], mean: Mean, held: Mapping[str, Selection], weigh: Callable[[Reply], Weight]
+        self,
+        tasks: Iterable[Task],
+        mean: Mean,
+        held: Mapping[str, Selection],
+        weigh: Callable[[Reply], Weight] | None = None,
     ) -> Sequence[Reply]: ...
 
 

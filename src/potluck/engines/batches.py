@@ -10,11 +10,13 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain, groupby, islice
 from typing import Generic, TypeVar
 
 from potluck.core import SERVER, ResourceError, Task
 from potluck.engines.context import SimulationContext, TaskEnvelope, TaskResult
+from potluck.parts import BLOCK
 
 AHEAD = 4
 """Batches in progress or waiting to be returned, per worker."""
@@ -24,6 +26,8 @@ MANY = 256
 """The most tasks that are read ahead."""
 BATCH = 16
 """The most tasks in a batch, unless run.stack is larger."""
+BLOCKS_EACH = 2
+"""Workers add up replies if there are so many blocks for each of them; with fewer, they would not finish together."""
 TRIES = 3
 """How often a task is tried that is to be tried again, if its worker dies or hangs each time."""
 DIED = "unreachable (its worker process died)"
@@ -57,7 +61,10 @@ class Assignment:
 
     @property
     def envelopes(self) -> list[TaskEnvelope]:
-        return [self.batch.envelopes[place] for place in self.places]
+        """Its tasks. Those of a batch that is sent again in pieces are no whole block, so each reply comes back."""
+        found = [self.batch.envelopes[place] for place in self.places]
+        whole = len(found) == len(self.batch.envelopes)
+        return found if whole else list(map(_unsummed, found))
 
     def retry(self, places: Sequence[int], tries: int) -> None:
         """Queues some of the tasks again."""
@@ -69,6 +76,9 @@ class BatchEngine(ABC, Generic[W]):
 
     patient = False
     """Whether a client's task is sent again if its worker dies; if not, the client counts as absent."""
+    sums = False
+    """Whether workers add up the replies to tasks that have a place in a fold (`TaskEnvelope.fold`). Such tasks are
+    posted together only if they are a whole block."""
 
     def __init__(self, context: SimulationContext, count: int) -> None:
         self.notes: list[str] = []
@@ -79,7 +89,11 @@ class BatchEngine(ABC, Generic[W]):
         self._due: dict[W, float] = {}
 
     def run(self, envelopes: Iterable[TaskEnvelope]) -> Iterator[TaskResult]:
-        batches = _batches(envelopes, self.count, self._stack, alone=self._deadline > 0)
+        alone = self._deadline > 0
+        if self.sums and not alone and self._stack < 2:
+            batches = _block_batches(envelopes, self.count)
+        else:
+            batches = _batches(envelopes, self.count, self._stack, alone)
         under_way: deque[EnvelopeBatch] = deque()
         again: deque[Assignment] = deque()
         more = True
@@ -207,21 +221,50 @@ def _batches(
     while drawn := _draw(rest, max(stack, 1) if stack > 1 else MANY):
         while drawn:
             size = len(drawn) if stack > 1 else 1 if alone else min(BATCH, max(1, len(drawn) // (4 * workers)))
-            yield EnvelopeBatch(drawn[:size])
+            yield EnvelopeBatch(list(map(_unsummed, drawn[:size])))
             drawn = drawn[size:]
+
+
+def _block_batches(envelopes: Iterable[TaskEnvelope], workers: int) -> Iterator[EnvelopeBatch]:
+    """Groups tasks into whole blocks of a fold, if there are enough of them and they are small; else as `_batches`."""
+    rest = iter(envelopes)
+    first = next(rest, None)
+    if first is None:
+        return
+    every = chain([first], rest)
+    if first.fold is None or first.fold.rules.tasks < BLOCKS_EACH * BLOCK * workers:
+        yield from _batches(every, workers, 0)
+        return
+    for _, group in groupby(every, lambda envelope: envelope.fold and envelope.fold.position // BLOCK):
+        block = iter(group)
+        drawn = _draw(block, BLOCK)
+        left = list(islice(block, 1))
+        if left or any(envelope.fold is None or envelope.fold.held is None for envelope in drawn):
+            yield from _batches(chain(drawn, left, block), workers, 0)
+        else:
+            yield EnvelopeBatch(drawn)
+
+
+def _unsummed(envelope: TaskEnvelope) -> TaskEnvelope:
+    return envelope if envelope.fold is None else replace(envelope, fold=None)
 
 
 def _draw(rest: Iterator[TaskEnvelope], most: int) -> list[TaskEnvelope]:
     """The next tasks, as long as their tensors are small in total; shared tensors count once."""
     found: list[TaskEnvelope] = []
     seen: dict[int, int] = {}
-    while len(found) < most and sum(seen.values()) <= SMALL:
+    read: set[int] = set()
+    total = 0
+    while len(found) < most and total <= SMALL:
         envelope = next(rest, None)
         if envelope is None:
             break
         found.append(envelope)
         for arrays in (envelope.task.arrays, *(model.arrays for model in envelope.task.models.values())):
-            seen |= {id(tensor): tensor.nbytes for tensor in arrays.values()}
+            if arrays and id(arrays) not in read:
+                read.add(id(arrays))
+                seen |= {id(tensor): tensor.nbytes for tensor in arrays.values()}
+                total = sum(seen.values())
     return found
 
 

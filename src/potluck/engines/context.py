@@ -6,8 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from potluck.core import EMPTY, Bytes, Examples, Problem, Reply, Task, Zoo
+from potluck.core import EMPTY, Bytes, Examples, Expected, Problem, Reply, Shapes, Task, Zoo
+from potluck.engines.gate import Gate
+from potluck.engines.usual import Usual
 from potluck.learn import GaussianMechanism, Precision
+from potluck.parts import Mask, Part, Sums
 
 
 class ClientData(Protocol):
@@ -76,6 +79,36 @@ class SimulationContext:
     cluster: ClusterPlan | None = None
     """For engines that run on several machines."""
 
+    def samples(self, client: str) -> int:
+        """How many samples a client trains on."""
+        return len(self.datasets.shard(client).train)
+
+
+@dataclass(frozen=True, eq=False)
+class FoldRules:
+    """What all replies of a fold have in common: how they are checked, and the whole that they are parts of."""
+
+    gate: Gate
+    usual: Usual
+    """What was accepted in earlier rounds."""
+    known: bool
+    """Whether the gate knows the clients' numbers of samples."""
+    whole: Shapes
+    tasks: int
+    """About how many tasks the fold has."""
+
+
+@dataclass(frozen=True, eq=False)
+class FoldTask:
+    """A task's place in a fold: all that a worker needs to check the reply and to add it up with others."""
+
+    rules: FoldRules
+    position: int
+    """The index of the task among all tasks of the fold."""
+    held: Part | Mask | None
+    """Its part of the whole; None: the reply must come to the server as it is."""
+    expects: Expected
+
 
 @dataclass(frozen=True, eq=False)
 class TaskEnvelope:
@@ -87,6 +120,8 @@ class TaskEnvelope:
     """Which attempt at the round this is; each has its own noise under [privacy]."""
     needed: bool = False
     """Whether the run needs the result: the task is the server's own or scores a model. It stays on the server."""
+    fold: FoldTask | None = None
+    """If the reply may be added to others where it is made: how. Engines may ignore it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,4 +138,9 @@ class TaskResult:
     lost: bool = False
     """Whether the task was under way when its worker died or was given up."""
     refused: str = ""
-    """Why the reply was refused before it was packed: it had no form in which it can be sent."""
+    """Why the reply was refused where it was made: it had no form in which it can be sent, or the gate refused it."""
+    block: Sums | None = None
+    """The sum that already holds the reply's model, with those of the same block of tasks. So the reply has passed the
+    gate, and its model has no arrays."""
+    measures: Mapping[str, float] = EMPTY
+    """Numbers of a reply that has passed the gate, as `Gate.measures` gives them."""

@@ -26,14 +26,18 @@ from potluck.core import (
     Zoo,
     one_line,
     payload,
+    shapes_of,
 )
-from potluck.engines.context import TaskEnvelope, TaskResult
+from potluck.engines.block_sums import can_check
+from potluck.engines.context import FoldRules, FoldTask, SimulationContext, TaskEnvelope, TaskResult
 from potluck.engines.gate import Gate, strikes_out
 from potluck.engines.serial import Engine
 from potluck.engines.usual import Usual
 from potluck.learn import map_tensors
+from potluck.parts import Mask, OverlapMean, Part, Sums
 
 Verdict: TypeAlias = Literal["accepted", "absent", "quarantined"]
+FoldPlaces: TypeAlias = Callable[[Task, int], FoldTask]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +57,8 @@ class LedgerEntry:
     """Whether an update may have left the client although none came: its worker died or was given up."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "reason", one_line(self.reason))
+        if self.reason:
+            object.__setattr__(self, "reason", one_line(self.reason))
 
 
 @dataclass
@@ -109,19 +114,35 @@ class RoundSession:
 
     def send(self, tasks: Iterable[Task]) -> Iterator[Reply]:
         """The replies in the order of the tasks; clients that fail or are refused have none."""
-        return (reply for _, reply in self._replies(tasks, self._begin()))
+        return (reply for _, reply, _ in self._replies(tasks, self._begin()))
 
     def fold(
-        self, tasks: Iterable[Task], mean: Mean, held: Mapping[str, Selection], weigh: Callable[[Reply], Weight]
+        self,
+        tasks: Iterable[Task],
+        mean: Mean,
+        held: Mapping[str, Selection],
+        weigh: Callable[[Reply], Weight] | None = None,
     ) -> Sequence[Reply]:
-        """Sends tasks and adds each reply's ``model`` to the mean; returns the replies without these arrays."""
+        """Sends tasks and adds each reply's ``model`` to the mean; returns the replies without these arrays.
+
+        Without `weigh`, the method's own weights count, and workers may add up whole blocks of replies.
+        """
+        place = None if weigh else self._fold_places(mean, held)
+        weigh = weigh or partial(self.dispatcher.method.weigh, zoo=self.dispatcher.zoo)
         replies = []
-        for position, reply in self._replies(tasks, self._begin()):
-            model = reply.models["model"]
-            mean.add(model.arrays, held[reply.task.to], weigh(reply), position)
+        last: Sums | None = None
+        for position, reply, block in self._replies(tasks, self._begin(), place):
+            if block is None:
+                model = reply.models["model"]
+                mean.add(model.arrays, held[reply.task.to], weigh(reply), position)
+                bare = {"model": Model(model.spec, EMPTY)}
+                reply = Reply(bare, reply.arrays, reply.weight, reply.metrics, reply.task, reply.cost)
+            elif block is not last:
+                assert isinstance(mean, OverlapMean)
+                mean.add_block(block, position)
+                last = block
             self.held.append(getattr(held[reply.task.to], "units", None) or None)
-            bare = {"model": Model(model.spec, EMPTY)}
-            replies.append(Reply(bare, reply.arrays, reply.weight, reply.metrics, reply.task, reply.cost))
+            replies.append(reply)
         self.coverage = mean.coverage()
         return replies
 
@@ -151,18 +172,43 @@ class RoundSession:
         self._open.add(self._sends)
         return self._sends
 
-    def _replies(self, tasks: Iterable[Task], number: int) -> Iterator[tuple[int, Reply]]:
+    def _fold_places(self, mean: Mean, held: Mapping[str, Selection]) -> FoldPlaces | None:
+        """Gives each task its place in a fold, for workers that add up replies; None if each reply must come here."""
+        run = self.dispatcher
+        # A worker counts samples itself, in the same way.
+        counts = run.samples is None or getattr(run.samples, "__func__", None) is SimulationContext.samples
+        plain = isinstance(mean, OverlapMean) and type(mean).add is OverlapMean.add and mean.empty
+        if not isinstance(mean, OverlapMean) or not plain or not counts:
+            return None
+        rules = FoldRules(run.gate, run.usual, run.samples is not None, shapes_of(mean.start), len(held))
+
+        def place(task: Task, position: int) -> FoldTask:
+            part = held.get(task.to)
+            fits = task.to != SERVER and "model" in task.models and "model" in task.expects.models
+            can = fits and type(part) in (Part, Mask) and can_check(task.expects, run.method)
+            return FoldTask(rules, position, part if can else None, task.expects)  # type: ignore[arg-type]
+
+        return place
+
+    def _replies(
+        self, tasks: Iterable[Task], number: int, place: FoldPlaces | None = None
+    ) -> Iterator[tuple[int, Reply, Sums | None]]:
+        """Accepted replies, each with its task's position, and with the sum that holds its model already, if any."""
         waiting: dict[tuple[int, str, str, str], tuple[int, Task]] = {}
         start = len(self.entries)
-        for result in self.dispatcher.engine.run(self._envelopes(tasks, waiting, start)):
+        for result in self.dispatcher.engine.run(self._envelopes(tasks, waiting, start, place)):
             position, task = waiting.pop(result.task.address)
             self.entries.append(self._judge(position + start, task, result))
             if self.entries[-1].verdict == "accepted" and result.reply is not None:
-                yield position, result.reply
+                yield position, result.reply, result.block
         self._open.discard(number)
 
     def _envelopes(
-        self, tasks: Iterable[Task], waiting: dict[tuple[int, str, str, str], tuple[int, Task]], start: int
+        self,
+        tasks: Iterable[Task],
+        waiting: dict[tuple[int, str, str, str], tuple[int, Task]],
+        start: int,
+        place: FoldPlaces | None = None,
     ) -> Iterator[TaskEnvelope]:
         for position, task in enumerate(tasks):
             address = (self.index, task.verb, task.to, task.key)
@@ -179,7 +225,8 @@ class RoundSession:
             sent = Task(task.verb, task.to, task.key, self.index, task.models, task.arrays, task.config, version)
             if task.to != SERVER and uploads(task):
                 self.dispatcher.charge(sent)
-            yield TaskEnvelope(sent, memory, self.attempt, task.to == SERVER or self.needed)
+            needed = task.to == SERVER or self.needed
+            yield TaskEnvelope(sent, memory, self.attempt, needed, place(task, position) if place else None)
 
     def _absence(self, client: str) -> str:
         if client == SERVER or self.everyone:
@@ -200,23 +247,22 @@ class RoundSession:
             cost = Cost(bytes_down=payload(task))
             lost = result.lost and uploads(task)
             return LedgerEntry(position, result.task, "absent", reason, cost=cost, skipped=result.skipped, lost=lost)
-        refused = result.refused or self._refusal(task, reply)
+        known = self.dispatcher.samples is not None
+        refused = result.refused or (result.block is None and self._refusal(task, reply))
         if refused:
             return LedgerEntry(position, result.task, "quarantined", refused, cost=reply.cost)
+        measures = self.dispatcher.gate.measures(task, reply, known) if result.block is None else result.measures
+        for kind, number in measures.items() if task.to != SERVER else ():
+            self.accepted_numbers.setdefault(kind, []).append(number)
         if result.memory is not None:
             self.staged[task.to] = result.memory
         return LedgerEntry(position, result.task, "accepted", "", reply.weight, reply.metrics, reply.cost)
 
     def _refusal(self, task: Task, reply: Reply) -> str | None:
-        """The gate's reason to refuse a reply; what it accepts from clients is counted for later rounds."""
-        run, own = self.dispatcher, task.to == SERVER
-        known = None if own or run.samples is None else partial(run.samples, task.to)
-        if refused := run.gate.refusal(task, reply, known, run.usual):
-            return refused
-        for kind, number in ({} if own else run.gate.measures(task, reply)).items():
-            if known is None or not kind.startswith("weight"):
-                self.accepted_numbers.setdefault(kind, []).append(number)
-        return None
+        """The gate's reason to refuse a reply."""
+        run = self.dispatcher
+        known = None if task.to == SERVER or run.samples is None else partial(run.samples, task.to)
+        return run.gate.refusal(task, reply, known, run.usual)
 
 
 def uploads(task: Task) -> bool:

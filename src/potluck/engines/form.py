@@ -113,8 +113,10 @@ class _Reader:
     def plain(self, value: Any, path: str, depth: int = 0) -> Any:
         """A plain value: a number, a truth value, text, None, or lists and mappings of these."""
         self._count(1, path, depth)
-        if value is None or value is True or value is False:
+        if value is None or value is True or value is False or type(value) is float:
             return value
+        if type(value) is int:
+            return self._integer(value, path)
         if isinstance(value, str):
             return self._string(value, path)
         if isinstance(value, int | np.integer):
@@ -212,13 +214,15 @@ class _Reader:
         if not is_shape(list(tensor.shape)):
             raise Malformed(f"{path} has a shape that cannot be sent")
         storage, numel = tensor.untyped_storage(), tensor.numel()
-        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        if numel and (tensor.storage_offset() + last + 1) * tensor.element_size() > storage.nbytes():
+        held, last = storage.nbytes(), numel - 1
+        if not tensor.is_contiguous():
+            last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        if numel and (tensor.storage_offset() + last + 1) * tensor.element_size() > held:
             raise Malformed(f"{path} reaches beyond its memory")
         if (address := storage.data_ptr()) not in self._storages:
             self._storages.add(address)
-            self._held += storage.nbytes()
-        self._claim(numel * tensor.element_size(), storage.nbytes(), path)
+            self._held += held
+        self._claim(numel * tensor.element_size(), held, path)
 
     def _claim(self, claims: int, held: int, path: str) -> None:
         """Compares the bytes that all tensors claim with those that their memory holds."""
@@ -238,15 +242,19 @@ class _Reader:
             yield self._string(key, f"a key of {path}"), item
 
     def _string(self, text: str, path: str) -> str:
-        try:
-            data = str.encode(text)
-        except UnicodeEncodeError:
-            raise Malformed(f"{path} has a lone surrogate") from None
-        self._text += len(data)
-        self._count(count_nodes(data) - 1, path, 0)
+        if type(text) is str and text.isidentifier() and text.isascii():  # as most names are
+            self._text += len(text)
+        else:
+            try:
+                data = str.encode(text)
+            except UnicodeEncodeError:
+                raise Malformed(f"{path} has a lone surrogate") from None
+            self._text += len(data)
+            self._count(count_nodes(data) - 1, path, 0)
+            text = data.decode()
         if self._text > TEXT:
             raise Malformed(f"it has more than {TEXT} bytes of text")
-        return data.decode()
+        return text
 
     def _integer(self, value: int, path: str) -> int:
         if value.bit_length() > BITS:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from potluck.core import Arrays, FlatArrays, Model, Newborn, Reply, Shapes, Task, describe, one_line
+from potluck.core import Arrays, BufferLayout, FlatArrays, Model, Newborn, Reply, Shapes, Task, describe, one_line
 from potluck.engines.usual import Usual
 
 STEP_TIMES = 5.0
@@ -62,9 +63,12 @@ class Gate:
             found = f"it cannot be judged: {describe(fault)}"
         return None if found is None else one_line(found)
 
-    def measures(self, task: Task, reply: Reply) -> dict[str, float]:
-        """The numbers of an accepted reply that limits of later rounds depend on, by kind."""
-        found = {weight_kind(task): float(reply.weight)} if self.heaviest is None else {}
+    def measures(self, task: Task, reply: Reply, known: bool = False) -> dict[str, float]:
+        """The numbers of an accepted reply that limits of later rounds depend on, by kind.
+
+        `known`: the client's number of samples is known, and limits its weight.
+        """
+        found = {weight_kind(task): float(reply.weight)} if self.heaviest is None and not known else {}
         if self.bound == "auto":
             for key, sent in task.models.items():
                 if key in reply.models and not isinstance(sent, Newborn):
@@ -84,7 +88,8 @@ class Gate:
             yield f"metrics is a {type(reply.metrics).__name__}, not a mapping"
         if expected.metrics is not None and (odd_metrics := expected.metrics(reply.metrics)):
             yield odd_metrics
-        if odd := sorted(reply.models.keys() ^ expected.models.keys()):
+        if reply.models.keys() != expected.models.keys():
+            odd = sorted(reply.models.keys() ^ expected.models.keys())
             yield f"models {odd} were not expected or are missing"
         for key, shapes in expected.models.items():
             model, sent = reply.models[key], task.models.get(key)
@@ -157,12 +162,13 @@ def _wrong_shapes(arrays: Arrays, shapes: Shapes) -> Iterator[str]:
 
 def _not_finite(arrays: Arrays) -> Iterator[str]:
     """Names a tensor that holds NaN or infinity."""
+    flat = arrays.buffer if isinstance(arrays, FlatArrays) else None
     loose = arrays.others if isinstance(arrays, FlatArrays) else arrays
     floats = [tensor for tensor in loose.values() if tensor.is_floating_point()]
-    floats += [arrays.buffer] if isinstance(arrays, FlatArrays) else []
     # Norms are fast to check. A norm that is not finite can also be an overflow, so then look at every entry.
-    lengths = torch._foreach_norm(floats) if floats else ()
-    if not lengths or bool(torch.isfinite(lengths[0] if len(lengths) == 1 else torch.stack(lengths).sum())):
+    square = 0.0 if flat is None else float(torch.dot(flat, flat))
+    length = float(torch.stack(torch._foreach_norm(floats)).sum()) if floats else 0.0
+    if math.isfinite(square + length):
         return
     for name, tensor in arrays.items():
         if not bool(torch.isfinite(tensor).all()):
@@ -171,9 +177,21 @@ def _not_finite(arrays: Arrays) -> Iterator[str]:
 
 def _negative_variances(arrays: Arrays) -> Iterator[str]:
     """Names running variances of batch norm below zero: their square root is not a number."""
-    found = {name: arrays[name] for name in arrays if name.endswith(VARIANCE)}
+    found = {name: arrays[name] for name in _variances(arrays)}
     if found and bool((torch.cat([tensor.reshape(-1) for tensor in found.values()]) < 0).any()):
         yield from (f"'{name}' has a negative variance" for name, tensor in found.items() if bool((tensor < 0).any()))
+
+
+def _variances(arrays: Arrays) -> Sequence[str]:
+    """The names of running variances."""
+    if isinstance(arrays, FlatArrays) and not arrays.others:
+        return _variances_in(arrays.layout)
+    return [name for name in arrays if name.endswith(VARIANCE)]
+
+
+@lru_cache(maxsize=256)
+def _variances_in(layout: BufferLayout) -> Sequence[str]:
+    return [name for name, _, _ in layout.entries if name.endswith(VARIANCE)]
 
 
 def _few(names: set[str]) -> str:

@@ -163,6 +163,9 @@ class NetworkSlot:
 
     def fill(self, arrays: Arrays) -> None:
         """Copies these tensors into the network."""
+        if isinstance(arrays, FlatArrays) and arrays.layout == self.layout and not self._others and not arrays.others:
+            self.buffer.copy_(arrays.buffer)
+            return
         if arrays.keys() != self.tensors.keys():
             odd = sorted(arrays.keys() ^ self.tensors.keys())
             raise ValueError(f"a {self.spec.family} has other tensors than were sent: {', '.join(odd[:3])}")
@@ -208,8 +211,9 @@ class TaskRun:
         self._task, self._worker, self._attempt = envelope.task, worker, envelope.attempt
         task = envelope.task
         self._bare = Task(task.verb, task.to, task.key, task.round, config=task.config, memory=task.memory)
-        self._before = memory_entries(dict(envelope.memory))
-        self._device = WorkerDevice(worker, task, dict(envelope.memory), place)
+        memory = dict(envelope.memory)
+        self._before = memory_entries(memory)
+        self._device = WorkerDevice(worker, task, memory, place)
         self._result: TaskResult | None = None
         self._started = time.perf_counter()
         self._work: Generator[FitRequest, Fit, Reply] | None = None

@@ -64,7 +64,13 @@ def run_fit(job: FitJob) -> Fit:
         for number, (rows, drawn) in enumerate(zip(batches, draws, strict=True)):
             loss = job.loss.turn(number) if isinstance(job.loss, Turns) else job.loss
             losses.append(steps.step(loss, job.examples.batch(rows, drawn)))
-    return fit_result(steps, batches, float(torch.stack(losses).mean()) if losses else float("nan"))
+    return fit_result(steps, batches, _mean_loss(losses))
+
+
+def _mean_loss(losses: Sequence[Tensor]) -> float:
+    if len(losses) == 1:
+        return float(losses[0])
+    return float(torch.stack(list(losses)).mean()) if losses else float("nan")
 
 
 def trainable_weights(net: nn.Module) -> dict[str, nn.Parameter]:

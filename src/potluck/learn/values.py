@@ -35,6 +35,8 @@ def held_tensors(*values: Any) -> tuple[list[Tensor], list[nn.Module]]:
     waiting = list(values)
     while waiting:
         value = waiting.pop()
+        if value is None or isinstance(value, str | int | float):
+            continue
         if isinstance(value, Tensor):
             tensors[id(value)] = value
         elif isinstance(value, Frozen):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -68,7 +67,7 @@ class Averaging(StaticBatchNorm, LabelMask):
             self.train_task(id, whole.get(spec) or Model(spec, parts[id].take(mean.start)), parts[id], state, now)
             for id, (spec, _) in assigned.items()
         )
-        return now.fold(tasks, mean, parts, weigh or partial(self.weigh, zoo=now.zoo)), parts
+        return now.fold(tasks, mean, parts, weigh), parts
 
     def server_step(self, state: Any, mean: OverlapMean, now: Round) -> Any:
         """The state after the server rule's step towards the mean."""

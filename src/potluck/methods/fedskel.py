@@ -100,7 +100,7 @@ class FedSkel(PersonalModels):
             )
             for id, held in parts.items()
         )
-        now.fold(tasks, mean, parts, partial(self.weigh, zoo=zoo))
+        now.fold(tasks, mean, parts)
         rule = self.server_rule(state.model.spec, zoo)
         arrays, slots = rule(whole, mean, state.slots, self.buffers(zoo))
         return replace(state, model=Model(spec, arrays), slots=slots)

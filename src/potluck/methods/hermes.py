@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -93,7 +92,7 @@ class Hermes(PersonalModels):
             )
             for id in units
         )
-        replies = now.fold(tasks, mean, parts, partial(self.weigh, zoo=zoo))
+        replies = now.fold(tasks, mean, parts)
         means = mean.value()
         back = [reply.task.to for reply in replies]
         for _ in now.send(Task("merge", id, models={"model": Model(specs[id], parts[id].take(means))}) for id in back):

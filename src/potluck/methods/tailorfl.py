@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -91,7 +91,7 @@ class TailorFL(SelectedUnits):
         }
         mean = OverlapMean(whole)
         tasks = (self.train_task(id, Model(specs[id], parts[id].take(whole)), parts[id], state, now) for id in held)
-        now.fold(tasks, mean, parts, partial(self.weigh, zoo=zoo))
+        now.fold(tasks, mean, parts)
         rule = self.server_rule(state.model.spec, zoo)
         arrays, slots = rule(whole, mean, state.slots, self.buffers(zoo))
         return replace(state, model=Model(state.model.spec, arrays), slots=slots)

@@ -102,17 +102,37 @@ class OverlapMean:
         for factor, tensors in entire.items():
             self._add_entire(tensors, factor)
 
+    def add_block(self, block: Sums, position: int) -> None:
+        """Adds the sums of the whole block of tasks to which this position belongs; they belong to the mean from now.
+
+        Adding its contributions one by one gives the same bits.
+        """
+        number = position // BLOCK
+        if number * BLOCK < self._next:
+            raise ValueError(f"block {number} comes after position {self._next - 1}: blocks are added in order")
+        self._close_block()
+        self._block, self._number, self._next = block, number, (number + 1) * BLOCK
+
+    @property
+    def block(self) -> Sums:
+        """The sums of the last block. As long as contributions belong to one block, it is the same object."""
+        return self._block
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was added yet."""
+        return not self._next
+
     def value(self) -> Arrays:
         """The mean of the entries that any client sent, the start value of all others; cast once, at the end."""
         self._close_block()
+        if (whole := self._flat_value()) is not None:
+            return whole
         out = dict(self.start)
         flat: set[str] = set()
         for (layout, names), buffer in self.sums.flat.items():
             if (weight := self._common_weight(names)) is not None:
-                mean = torch.empty_like(buffer, dtype=torch.float32)
-                for new, total in zip(_pieces(mean), _pieces(buffer), strict=True):
-                    new.copy_(total / weight)
-                tensors = layout.cut(mean)
+                tensors = layout.cut(_flat_mean(buffer, weight))
                 out |= dict(zip(names, tensors.values(), strict=True))
                 flat.update(names)
         for name, total in self.sums.totals.items():
@@ -139,6 +159,15 @@ class OverlapMean:
             count += tensor.numel()
         return sent / count if count else 1.0
 
+    def _flat_value(self) -> FlatArrays | None:
+        """The mean in one buffer, if every client sent the whole model in one; else None."""
+        if len(self.sums.flat) != 1 or self.sums.maxima:
+            return None
+        (((layout, names), buffer),) = self.sums.flat.items()
+        same = names == tuple(layout.shapes) == tuple(self.start)
+        weight = self._common_weight(names) if same else None
+        return None if weight is None else FlatArrays(_flat_mean(buffer, weight), layout)
+
     def _close_block(self) -> None:
         if self._block.totals or self._block.maxima:
             self.sums.merge(self._block)
@@ -157,8 +186,8 @@ class OverlapMean:
         if names is None or factor <= 0:
             return False
         block, key = self._block, (arrays.layout, names)
-        if key in block.flat:
-            for total, piece in zip(_pieces(block.flat[key]), _pieces(arrays.buffer), strict=True):
+        if (buffer := block.flat.get(key)) is not None:
+            for total, piece in zip(_pieces(buffer), _pieces(arrays.buffer), strict=True):
                 total.add_(piece, alpha=factor)
             for name in names:
                 block.weights[name] = block.weights[name] + factor
@@ -274,9 +303,18 @@ def batches(names: Iterable[str], arrays: Arrays) -> Iterator[list[str]]:
         yield batch
 
 
+def _flat_mean(total: Tensor, weight: float) -> Tensor:
+    """The mean of all entries of a buffer, in float32."""
+    mean = torch.empty_like(total, dtype=torch.float32)
+    for new, piece in zip(_pieces(mean), _pieces(total), strict=True):
+        new.copy_(piece / weight)
+    return mean
+
+
 def _pieces(buffer: Tensor) -> Sequence[Tensor]:
     """A buffer in pieces that a CPU's cache holds; on a GPU, in one."""
-    return torch.split(buffer, CACHED) if buffer.device.type == "cpu" else (buffer,)
+    whole = buffer.numel() <= CACHED or buffer.device.type != "cpu"
+    return (buffer,) if whole else torch.split(buffer, CACHED)
 
 
 def _names_in_whole(layout: BufferLayout, held: Any) -> tuple[str, ...] | None:

@@ -164,8 +164,10 @@ def _line(done: int, entry: LedgerEntry, cost: Cost, tier: Tier | None, paid: Pr
         "samples": entry.weight,
     }
     # Of clients, only the loss is recorded: other metrics are private and many. The server's own metrics are recorded.
+    if entry.task.to != SERVER:
+        return line
     metrics = {name: replace_nonfinite(value) for name, value in entry.metrics.items() if name != "loss"}
-    return {**line, "metrics": metrics} if metrics and entry.task.to == SERVER else line
+    return {**line, "metrics": metrics} if metrics else line
 
 
 def _loss(entry: LedgerEntry) -> float | None:

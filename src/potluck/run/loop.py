@@ -56,7 +56,7 @@ class Loop:
             self.experiment.gate,
             self._memory_of,
             setup.population.drops,
-            samples=lambda client: len(self.context.datasets.shard(client).train),
+            samples=self.context.samples,
         )
         self.charges = Charges(folder.journal)
         if self.context.mechanism is not None:

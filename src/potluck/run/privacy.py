@@ -210,7 +210,11 @@ class DryRun:
         return iter(())
 
     def _fold(
-        self, tasks: Iterable[Task], mean: Mean, held: Mapping[str, Selection], weigh: Callable[[Reply], Weight]
+        self,
+        tasks: Iterable[Task],
+        mean: Mean,
+        held: Mapping[str, Selection],
+        weigh: Callable[[Reply], Weight] | None = None,
     ) -> Sequence[Reply]:
         return list(self._send(tasks))
 

@@ -10,18 +10,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
-from typing import Any
 
 import torch
 
-from potluck.core import ResourceError, SettingsError, join_tensors, split_tensors
+from potluck.core import ResourceError, SettingsError
 from potluck.engines.batches import RESUME, BatchEngine
 from potluck.engines.context import SimulationContext, TaskEnvelope, TaskResult
 from potluck.engines.cores import usable_cores
 from potluck.engines.pool import forkserver
-from potluck.engines.pool.forkserver import read, write
+from potluck.engines.pool.forkserver import encode, read, send
+from potluck.engines.pool.messages import read_results, write_batch
 from potluck.engines.pool.shared_memory import SharedMemoryBuffer
-from potluck.engines.serial import envelope_fields
 
 PER_CORE = 32
 """The most workers for each core. More of them would only cost memory."""
@@ -51,6 +50,8 @@ class WorkerProcess:
 
 class Pool(BatchEngine[WorkerProcess]):
     """Runs tasks in worker processes."""
+
+    sums = True
 
     def __init__(self, context: SimulationContext, workers: int = 0) -> None:
         if sys.platform != "linux":
@@ -84,9 +85,9 @@ class Pool(BatchEngine[WorkerProcess]):
         worker.close()
 
     def _post(self, worker: WorkerProcess, envelopes: Sequence[TaskEnvelope]) -> bool:
-        plain, body = split_tensors([envelope_fields(envelope) for envelope in envelopes], once=True)
+        message, tensors = write_batch(envelopes)
         try:
-            write(worker.end, [plain, worker.down.write(body)])
+            send(worker.end, encode([*message, worker.down.write(tensors)]))
         except OSError:
             return False
         return True
@@ -95,7 +96,11 @@ class Pool(BatchEngine[WorkerProcess]):
         ends = {worker.end: worker for worker in self._busy}
         for worker in [ends[end] for end in wait(list(ends), timeout) if isinstance(end, socket.socket)]:
             found = read(worker.end)
-            yield worker, None if found is None else list(_results(found, worker.up))
+            if found is None:
+                yield worker, None
+                continue
+            *message, table = found
+            yield worker, read_results(message, worker.up.copy(table), self._busy[worker].envelopes)
 
     def _start_worker(self) -> WorkerProcess:
         try:
@@ -132,12 +137,3 @@ def _worker_count(wanted: int) -> int:
             "Leave it out for one per core."
         )
     return wanted or usable_cores()
-
-
-def _results(message: list[Any], up: SharedMemoryBuffer) -> Iterator[TaskResult]:
-    plains, table = message
-    tensors = up.copy(table)
-    for number, plain in enumerate(plains):
-        mark = f"{number} "
-        body = {name.removeprefix(mark): tensor for name, tensor in tensors.items() if name.startswith(mark)}
-        yield TaskResult(**join_tensors(plain, body))

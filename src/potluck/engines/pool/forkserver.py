@@ -10,20 +10,23 @@ no process outlives the run.
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import signal
 import socket
 import struct
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from potluck.core import describe, join_tensors, split_tensors
-from potluck.engines.context import SimulationContext, TaskEnvelope, TaskResult
+from potluck.core import Spec
+from potluck.engines.block_sums import BlockSum
+from potluck.engines.context import SimulationContext, TaskEnvelope
+from potluck.engines.pool.messages import read_batch, sendable, write_results
 from potluck.engines.pool.shared_memory import SharedMemoryBuffer
 from potluck.engines.worker import Worker
 from potluck.learn import run_stacked
@@ -105,34 +108,50 @@ def _fork_worker(context: SimulationContext, made: list[int]) -> None:
 def _work(handles: list[int], context: SimulationContext) -> None:
     """A worker's main function: runs tasks until its socket closes."""
     torch.set_num_threads(1)
+    gc.freeze()  # what the fork left here stays, and need not be looked through for garbage
     end, down, up = socket.socket(fileno=handles[0]), SharedMemoryBuffer(handles[1]), SharedMemoryBuffer(handles[2])
-    worker = Worker(context)
+    worker, known = Worker(context), dict[Spec, Spec]()
     while (found := read(end)) is not None:
-        plain, table = found
-        envelopes = [TaskEnvelope(**fields) for fields in join_tensors(plain, down.view(table), shared=True)]
-        stacked = context.stack > 1
-        results = worker.run_side_by_side(envelopes, run_stacked) if stacked else map(worker.run, envelopes)
-        write(end, _pack_results(results, up))
+        *message, table = found
+        send(end, _answer(worker, lambda: read_batch(message, down.view(table), context.method, known), up))  # noqa: B023
 
 
-def _pack_results(results: Iterable[TaskResult], up: SharedMemoryBuffer) -> list[Any]:
-    """Results as a message, with tensors in shared memory; if a reply cannot be packed, its client failed."""
-    plains = []
-    bodies: dict[str, Tensor] = {}
-    for number, result in enumerate(results):
+def _answer(worker: Worker, read_tasks: Callable[[], Sequence[TaskEnvelope]], up: SharedMemoryBuffer) -> bytes:
+    """Runs a batch of tasks; returns the message with their results, and with their sum if they are a block."""
+    envelopes = read_tasks()
+    if envelopes[0].fold is not None:
         try:
-            plain, body = split_tensors(dict(vars(result)))
-        except Exception as fault:
-            failed = TaskResult(result.task, fault=f"its reply cannot travel: {describe(fault)}")
-            plain, body = split_tensors(dict(vars(failed)))
-        plains.append(plain)
-        bodies |= {f"{number} {name}": tensor for name, tensor in body.items()}
-    return [plains, up.write(bodies)]
+            return _put(*_add_up(worker, envelopes), up)
+        except Exception:  # the server gets each reply instead, and tells what is wrong
+            envelopes = read_tasks()
+    stacked = worker.context.stack > 1
+    results = worker.run_side_by_side(envelopes, run_stacked) if stacked else list(map(worker.run, envelopes))
+    try:
+        return _put(*write_results(envelopes, results), up)
+    except Exception:
+        return _put(*write_results(envelopes, list(map(sendable, envelopes, results))), up)
 
 
-def write(end: socket.socket, message: list[Any]) -> None:
-    """Sends one message: its length, then its JSON."""
-    data = json.dumps(message, separators=(",", ":")).encode()
+def _add_up(worker: Worker, envelopes: Sequence[TaskEnvelope]) -> tuple[list[Any], dict[str, Tensor]]:
+    """Runs a block of tasks and adds up the replies one by one, so that only one model is in memory."""
+    assert envelopes[0].fold is not None
+    block = BlockSum(worker.context, envelopes[0].fold.rules)
+    results = [block.add(envelope, worker.run(envelope)) for envelope in envelopes]
+    return write_results(envelopes, results, block.sums)
+
+
+def _put(message: list[Any], tensors: Mapping[str, Tensor], up: SharedMemoryBuffer) -> bytes:
+    """The message as bytes, with its tensors in shared memory."""
+    return encode([*message, up.write(tensors)])
+
+
+def encode(message: list[Any]) -> bytes:
+    """A message as bytes of JSON."""
+    return json.dumps(message, separators=(",", ":")).encode()
+
+
+def send(end: socket.socket, data: bytes) -> None:
+    """Sends one message: its length, then its bytes."""
     end.sendall(struct.pack("<Q", len(data)) + data)
 
 

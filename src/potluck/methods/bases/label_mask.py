@@ -39,11 +39,18 @@ class LabelMask(SubmodelAssignment):
 
     def train_task(self, client: str, model: Model, part: Part, state: Any, now: Round) -> Task:
         task = super().train_task(client, model, part, state, now)
-        return replace(task, expects=replace(task.expects, metrics=self.label_check(model.spec)))
+        check = self.label_check(model.spec)
+        return task if check is None else replace(task, expects=replace(task.expects, metrics=check))
 
     def label_check(self, spec: Spec) -> Callable[[Mapping[str, Plain]], str | None] | None:
         """What the gate checks of the labels in a reply; None without label masks."""
-        return partial(_odd_labels, count=classes(spec)) if self.label_mask else None
+        return partial(self.odd_labels, count=classes(spec)) if self.label_mask else None
+
+    def odd_labels(self, metrics: Mapping[str, Plain], count: int) -> str | None:
+        """Why a reply's labels cannot be used, or None."""
+        labels = metrics.get("labels", [])
+        fine = isinstance(labels, list) and all(type(label) is int and 0 <= label < count for label in labels)
+        return None if fine else f"its labels are not a list of classes below {count}"
 
     def report(self, task: Task, device: Device, fit: Fit) -> Reply:
         reply = super().report(task, device, fit)
@@ -73,10 +80,3 @@ class LabelMask(SubmodelAssignment):
             rows = mask.reshape(-1, *[1] * (arrays[name].dim() - 1))
             weights[name] = weights.get(name, weights.get("", 1.0)) * rows
         return weights
-
-
-def _odd_labels(metrics: Mapping[str, Plain], count: int) -> str | None:
-    """Why a reply's labels cannot be used, or None."""
-    labels = metrics.get("labels", [])
-    fine = isinstance(labels, list) and all(type(label) is int and 0 <= label < count for label in labels)
-    return None if fine else f"its labels are not a list of classes below {count}"
