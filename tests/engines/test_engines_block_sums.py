@@ -9,10 +9,10 @@ from made_context import FULL, ZOO, Odd, federation, made_context
 
 from potluck.core import EMPTY, Expected, FlatArrays, Local, Model, Task, Tier, digest, on_client, stream
 from potluck.engines import Gate, TaskEnvelope, Worker
+from potluck.engines.batch_messages import read_results, write_results
 from potluck.engines.batches import _block_batches
 from potluck.engines.block_sums import can_check
 from potluck.engines.context import FoldRules, FoldTask
-from potluck.engines.pool.messages import read_results, write_results
 from potluck.engines.usual import Usual
 from potluck.methods import SCAFFOLD, FedAvg, FedNova, FedRolex, Hermes, HeteroFL
 from potluck.models import ModelZoo, make_spec, tier_spec

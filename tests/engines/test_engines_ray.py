@@ -12,11 +12,13 @@ import ray_token  # noqa: F401
 import torch
 from ray_methods import Deadly, Hanging
 
-from potluck.core import Model, Newborn, ResourceError, SettingsError, Spec, Task
+from potluck.core import Model, Newborn, ResourceError, SettingsError, Spec, Task, digest, stream
 from potluck.data import from_arrays
-from potluck.engines import Ray, TaskEnvelope
+from potluck.engines import Graphs, Ray, Serial, TaskEnvelope
+from potluck.engines.batch_messages import read_results
+from potluck.engines.batches import _batches
 from potluck.engines.cluster import disconnect, engine, guardian
-from potluck.engines.cluster.messages import APART, Parcels, pack_tasks, unpack_tasks
+from potluck.engines.cluster.messages import APART, Parcels, pack_tasks, unpack_message, unpack_tasks
 from potluck.engines.cluster.worker import ClusterWorker
 from potluck.ledger import read_journal
 from potluck.methods import FedAvg
@@ -228,16 +230,55 @@ def test_equal_models_are_put_once_whatever_objects_they_are():
     message, refs = pack_tasks([TaskEnvelope(task, {"kept": torch.ones(2)}, 1) for task in tasks], parcels)
     assert refs == [0, 1]
     assert len(message) < APART
-    found = unpack_tasks(message, [put[ref] for ref in refs])
+    found = unpack_tasks(message, [put[ref] for ref in refs], FedAvg(), {})
     assert [(each.task.to, each.attempt) for each in found] == [("a", 1), ("b", 1), ("c", 1)]
     assert torch.equal(found[1].task.models["model"].arrays["w"], big["w"])
     assert torch.equal(found[2].task.models["model"].arrays["w"], big["w"] + 1)
+    assert found[0].task.models["model"] is found[1].task.models["model"]
     assert isinstance(found[2].task.models["own"], Newborn)
     assert torch.equal(found[0].task.arrays["b"], small["b"])
     assert torch.equal(found[0].memory["kept"], torch.ones(2))
     big["w"][0] = 5.0  # a tensor that was changed in place is another one
     pack_tasks([TaskEnvelope(tasks[0])], parcels)
     assert parcels.puts == 3
+
+
+def test_whole_blocks_of_small_clients_are_added_up_by_the_workers(tmp_path, monkeypatch):
+    many = {**PLAIN, "rounds": 2, "cohort": 70, "data": {"clients": 80, "samples": 10}}
+    summed = []
+
+    def read(message, tensors, envelopes):
+        results = read_results(message, tensors, envelopes)
+        summed.extend(result.task.to for result in results if result.block is not None)
+        return results
+
+    monkeypatch.setattr(engine, "read_results", read)
+    serial = run({**many, "run": {"engine": "serial"}}, tmp_path / "serial")
+    assert same(run({**many, **RAY}, tmp_path / "ray"), serial)
+    assert len(summed) == 2 * 70
+
+
+def test_workers_with_gpus_share_a_cohort_out_equally():
+    envelopes = [TaskEnvelope(Task("train", f"c{number}")) for number in range(23)]
+    sizes = [len(batch.envelopes) for batch in _batches(envelopes, workers=2, stack=0, together=5)]
+    assert sizes == [5, 5, 5, 5, 2, 1]
+    assert [len(batch.envelopes) for batch in _batches(envelopes[:8], 4, 0, together=10)] == [2, 2, 2, 2]
+
+
+def test_a_worker_that_captures_its_steps_answers_like_one_that_does_not():
+    """What a worker with a GPU does, here without one."""
+    setup = assemble(experiment({**PLAIN, **RAY}))
+    context, found = setup.context, []
+    model = context.method.init(context.zoo, stream(0, "init")).model
+    tasks = [TaskEnvelope(Task("train", f"c{number}", models={"model": model})) for number in range(3)]
+    message, _ = pack_tasks(tasks, Parcels(lambda data: data))
+    for kind in (Serial, Graphs):
+        worker = ClusterWorker()
+        worker._engine = kind(context)
+        results = read_results(*unpack_message(worker.run(message)), tasks)
+        found.append([digest(result.reply.models["model"].arrays) for result in results])
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 3
 
 
 @pytest.mark.parametrize(

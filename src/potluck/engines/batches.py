@@ -80,6 +80,9 @@ class BatchEngine(ABC, Generic[W]):
     """Whether workers add up the replies to tasks that have a place in a fold (`TaskEnvelope.fold`). Such tasks are
     posted together only if they are a whole block."""
 
+    together = 0
+    """How many tasks a worker trains side by side, as on a GPU; 0: one after the other."""
+
     def __init__(self, context: SimulationContext, count: int) -> None:
         self.notes: list[str] = []
         self.count = count
@@ -93,7 +96,7 @@ class BatchEngine(ABC, Generic[W]):
         if self.sums and not alone and self._stack < 2:
             batches = _block_batches(envelopes, self.count)
         else:
-            batches = _batches(envelopes, self.count, self._stack, alone)
+            batches = _batches(envelopes, self.count, self._stack, alone, self.together)
         under_way: deque[EnvelopeBatch] = deque()
         again: deque[Assignment] = deque()
         more = True
@@ -211,13 +214,20 @@ class BatchEngine(ABC, Generic[W]):
 
 
 def _batches(
-    envelopes: Iterable[TaskEnvelope], workers: int, stack: int, alone: bool = False
+    envelopes: Iterable[TaskEnvelope], workers: int, stack: int, alone: bool = False, together: int = 0
 ) -> Iterator[EnvelopeBatch]:
     """Groups tasks into batches: of fixed size if they train stacked, else smaller and smaller towards the end.
 
-    With `alone`, each task that is not stacked is its own batch.
+    With `alone`, each task that is not stacked is its own batch. With `together`, workers share the tasks out equally,
+    and each gets at most so many at a time.
     """
     rest = iter(envelopes)
+    if together:
+        while shared := list(islice(rest, together * workers)):
+            share = -(-len(shared) // workers)
+            for start in range(0, len(shared), share):
+                yield EnvelopeBatch(list(map(_unsummed, shared[start : start + share])))
+        return
     while drawn := _draw(rest, max(stack, 1) if stack > 1 else MANY):
         while drawn:
             size = len(drawn) if stack > 1 else 1 if alone else min(BATCH, max(1, len(drawn) // (4 * workers)))

@@ -27,9 +27,10 @@ from typing import Any
 import torch
 
 from potluck.core import Bytes, ResourceError, SettingsError, one_line, pack_array, unpack_array
+from potluck.engines.batch_messages import read_results
 from potluck.engines.batches import RESUME, BatchEngine
 from potluck.engines.cluster.guardian import VARIABLE, Guardian
-from potluck.engines.cluster.messages import Parcels, pack_tasks, unpack_results
+from potluck.engines.cluster.messages import Parcels, pack_tasks, unpack_message
 from potluck.engines.cluster.worker import ClusterWorker, machine
 from potluck.engines.context import SimulationContext, TaskEnvelope, TaskResult
 from potluck.engines.cores import usable_cores
@@ -101,6 +102,7 @@ class Ray(BatchEngine[RayWorker]):
     """Runs tasks on a Ray cluster, or on workers that Ray starts on this machine."""
 
     patient = True
+    sums = True
 
     def __init__(self, context: SimulationContext, workers: int = 0) -> None:
         if context.cluster is None:
@@ -122,7 +124,8 @@ class Ray(BatchEngine[RayWorker]):
         recipe = {"maker": plan.maker, "recipe": plan.recipe, "folder": os.getcwd(), "paths": own_paths()}
         self._recipe = self._ray.put(pack_array(recipe))
         self._data = None if plan.pack_data is None else self._ray.put(plan.pack_data())
-        self._side_by_side = context.streams if plan.gpus else 0
+        if plan.gpus:
+            self.together, self.sums = context.streams, False
         try:
             self._await_workers()
             self._begun = True
@@ -196,7 +199,7 @@ class Ray(BatchEngine[RayWorker]):
         except self._ray.exceptions.RayError:
             self._note(f"a worker on {worker.host} died; what it was doing is sent to another")
             return None
-        return unpack_results(message)
+        return read_results(*unpack_message(message), self._busy[worker].envelopes)
 
     def _welcome(self, worker: RayWorker) -> None:
         """Takes a worker that has made its simulation; refuses one whose data or code are others."""

@@ -1,17 +1,20 @@
-"""Tasks and results as arrays of bytes. Large sets of tensors are apart, so that each is sent once to many clients."""
+"""Batches of tasks as arrays of bytes. Large sets of tensors are apart, so that each is sent once to many clients."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from potluck.core import Arrays, Bytes, Model, Newborn, Spec, Task, describe, pack_array, unpack_array
-from potluck.engines.context import TaskEnvelope, TaskResult
+from potluck.core import EMPTY, Arrays, Bytes, Model, Newborn, Spec, Task, pack_array, unpack_array
+from potluck.engines.batch_messages import read_batch, write_batch
+from potluck.engines.context import TaskEnvelope
 
 APART = 64_000
 """Sets of tensors of at least this many bytes are apart from the message."""
@@ -69,83 +72,66 @@ class Parcels(Generic[R]):
 
 
 def pack_tasks(envelopes: Sequence[TaskEnvelope], parcels: Parcels[R]) -> tuple[Bytes, list[R]]:
-    """Tasks as a message, and the references to what is apart."""
+    """Tasks as a message, and the references to the tensors that are apart."""
     refs: list[R] = []
     places: dict[int, int] = {}
+    stubs: dict[tuple[int, Spec], Model] = {}
+    apart: list[tuple[int, str, int]] = []
 
-    def aside(arrays: Arrays) -> list[Any]:
+    def aside(number: int, key: str, arrays: Arrays) -> int | None:
+        """The place of the parcel with these tensors; None if they stay in the message."""
         if sum(tensor.nbytes for tensor in arrays.values()) < APART:
-            return ["here", dict(arrays)]
+            return None
         ref = parcels.put(arrays)
-        if id(ref) not in places:
-            places[id(ref)] = len(refs)
+        place = places.setdefault(id(ref), len(refs))
+        if place == len(refs):
             refs.append(ref)
-        return ["apart", places[id(ref)]]
+        apart.append((number, key, place))
+        return place
 
-    plain = [_envelope_fields(envelope, aside) for envelope in envelopes]
-    return pack_array(plain, once=True), refs
+    slim = []
+    for number, envelope in enumerate(envelopes):
+        task, models = envelope.task, {}
+        for key, model in task.models.items():
+            place = None if isinstance(model, Newborn) else aside(number, key, model.arrays)
+            models[key] = model if place is None else stubs.setdefault((place, model.spec), Model(model.spec, EMPTY))
+        arrays = task.arrays if aside(number, "", task.arrays) is None else EMPTY
+        bare = Task(task.verb, task.to, task.key, task.round, models, arrays, task.config, task.memory)
+        slim.append(replace(envelope, task=bare))
+    message, tensors = write_batch(slim)
+    return pack_message([*message, apart], tensors), refs
 
 
-def unpack_tasks(message: Bytes, parcels: Iterable[Bytes]) -> list[TaskEnvelope]:
+def unpack_tasks(
+    message: Bytes, parcels: Sequence[Bytes], method: object, known: dict[Spec, Spec]
+) -> list[TaskEnvelope]:
     """The tasks of a message; tasks with equal models share their tensors."""
-    apart = [unpack_array(parcel) for parcel in parcels]
-
-    def arrays(form: Sequence[Any]) -> Arrays:
-        found: Arrays = form[1] if form[0] == "here" else apart[form[1]]
-        return found
-
-    return [_envelope(fields, arrays) for fields in unpack_array(message, shared=True)]
-
-
-def _envelope_fields(envelope: TaskEnvelope, aside: Callable[[Arrays], list[Any]]) -> dict[str, Any]:
-    task = envelope.task
-    models = {
-        key: [model.spec, None if isinstance(model, Newborn) else aside(model.arrays)]
-        for key, model in task.models.items()
-    }
-    return {
-        "task": Task(task.verb, task.to, task.key, task.round, config=task.config, memory=task.memory),
-        "models": models,
-        "arrays": aside(task.arrays),
-        "memory": envelope.memory,
-        "attempt": envelope.attempt,
-    }
+    (*batch, apart), tensors = unpack_message(message)
+    envelopes = read_batch(batch, tensors, method, known)
+    contents: list[Arrays] = [unpack_array(parcel) for parcel in parcels]
+    whole: dict[tuple[int, Spec], Model] = {}
+    for number, key, place in apart:
+        task = envelopes[number].task
+        models, arrays = dict(task.models), task.arrays
+        if key:
+            spec = models[key].spec
+            models[key] = whole.setdefault((place, spec), Model(spec, contents[place]))
+        else:
+            arrays = contents[place]
+        full = Task(task.verb, task.to, task.key, task.round, models, arrays, task.config, task.memory)
+        envelopes[number] = replace(envelopes[number], task=full)
+    return envelopes
 
 
-def _envelope(fields: Mapping[str, Any], arrays: Callable[[Sequence[Any]], Arrays]) -> TaskEnvelope:
-    bare = fields["task"]
-    models = {key: _model(spec, form, arrays) for key, (spec, form) in fields["models"].items()}
-    task = Task(
-        *(bare.verb, bare.to, bare.key, bare.round, models, arrays(fields["arrays"])),
-        *(bare.config, bare.memory),
-    )
-    return TaskEnvelope(task, fields["memory"], fields["attempt"])
+def pack_message(message: list[Any], tensors: Mapping[str, Tensor]) -> Bytes:
+    """JSON values and tensors as one array of bytes."""
+    return pack_array([json.dumps(message, separators=(",", ":")), dict(tensors)])
 
 
-def _model(spec: Spec, form: Sequence[Any] | None, arrays: Callable[[Sequence[Any]], Arrays]) -> Model:
-    return Newborn(spec) if form is None else Model(spec, arrays(form))
-
-
-def pack_results(results: Iterable[TaskResult]) -> Bytes:
-    """Results as a message; if a reply cannot be packed, its client failed."""
-    found = list(results)
-    try:
-        return pack_array([vars(result) for result in found])
-    except Exception:
-        return pack_array([vars(_sendable(result)) for result in found])
-
-
-def _sendable(result: TaskResult) -> TaskResult:
-    try:
-        pack_array(vars(result))
-    except Exception as fault:
-        return TaskResult(result.task, fault=f"its reply cannot travel: {describe(fault)}")
-    return result
-
-
-def unpack_results(message: Bytes) -> list[TaskResult]:
-    """The results of a message, with tensors of their own."""
-    found = unpack_array(message)
+def unpack_message(data: Bytes) -> tuple[list[Any], dict[str, Tensor]]:
+    """The JSON values and tensors of an array of bytes; an error if it tells of a fault of the worker itself."""
+    found = unpack_array(data)
     if isinstance(found, dict):
-        raise RuntimeError(f"a worker on the cluster failed: {found['fault']}")
-    return [TaskResult(**fields) for fields in found]
+        raise RuntimeError(f"a worker failed: {found['fault']}")
+    text, tensors = found
+    return json.loads(text), tensors

@@ -6,24 +6,26 @@ import importlib
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from potluck.core import Bytes, UserError, describe, pack_array, unpack_array
-from potluck.engines.cluster.messages import pack_results, unpack_tasks
-from potluck.engines.context import SimulationContext
+from potluck.core import Bytes, Spec, UserError, describe, pack_array, unpack_array
+from potluck.engines.batch_run import run_batch
+from potluck.engines.cluster.messages import pack_message, unpack_tasks
+from potluck.engines.context import SimulationContext, TaskEnvelope
 from potluck.engines.cuda import Graphs
-from potluck.engines.serial import Engine, Serial
+from potluck.engines.serial import Serial
 
 
 class ClusterWorker:
     """The actor that a cluster runs. Whatever goes wrong in here is told in bytes, so no exception is sent as such."""
 
     def __init__(self) -> None:
-        self._engine: Engine | None = None
+        self._engine: Serial | Graphs | None = None
+        self._specs: dict[Spec, Spec] = {}
 
     def prepare(self, recipe: Bytes, data: Bytes | None = None) -> Bytes:
         """Makes the simulation, and tells what it found here; or why it cannot be made."""
@@ -47,18 +49,26 @@ class ClusterWorker:
         """Runs tasks; returns their results, or a fault of the worker itself."""
         try:
             assert self._engine is not None, "prepare comes first"
-            return pack_results(self._engine.run(unpack_tasks(message, parcels)))
+            return self._run(self._engine, message, parcels)
         except BaseException as fault:
             return pack_array({"fault": describe(fault)})
+
+    def _run(self, engine: Serial | Graphs, message: Bytes, parcels: Sequence[Bytes]) -> Bytes:
+        def read_tasks() -> list[TaskEnvelope]:
+            return unpack_tasks(message, parcels, engine.worker.context.method, self._specs)
+
+        if isinstance(engine, Serial):
+            return run_batch(engine.worker, read_tasks, pack_message)
+        return run_batch(engine.worker, read_tasks, pack_message, lambda envelopes: list(engine.run(envelopes)))
 
     def close(self) -> None:
         """Frees the simulation that was made before."""
         if self._engine is not None:
             self._engine.close()
-            self._engine = None
+            self._engine, self._specs = None, {}
 
 
-def _engine(context: SimulationContext) -> Engine:
+def _engine(context: SimulationContext) -> Serial | Graphs:
     return Graphs(context) if context.hardware != "cpu" else Serial(context)
 
 

@@ -14,12 +14,12 @@ from multiprocessing.connection import wait
 import torch
 
 from potluck.core import ResourceError, SettingsError
+from potluck.engines.batch_messages import read_results, write_batch
 from potluck.engines.batches import RESUME, BatchEngine
 from potluck.engines.context import SimulationContext, TaskEnvelope, TaskResult
 from potluck.engines.cores import usable_cores
 from potluck.engines.pool import forkserver
 from potluck.engines.pool.forkserver import encode, read, send
-from potluck.engines.pool.messages import read_results, write_batch
 from potluck.engines.pool.shared_memory import SharedMemoryBuffer
 
 PER_CORE = 32

@@ -17,19 +17,19 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from potluck.core import Spec
-from potluck.engines.block_sums import BlockSum
+from potluck.engines.batch_messages import read_batch
+from potluck.engines.batch_run import run_batch
 from potluck.engines.context import SimulationContext, TaskEnvelope
-from potluck.engines.pool.messages import read_batch, sendable, write_results
-from potluck.engines.pool.shared_memory import SharedMemoryBuffer
+from potluck.engines.pool.shared_memory import SharedMemoryBuffer, Table
 from potluck.engines.worker import Worker
-from potluck.learn import run_stacked
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -113,34 +113,23 @@ def _work(handles: list[int], context: SimulationContext) -> None:
     worker, known = Worker(context), dict[Spec, Spec]()
     while (found := read(end)) is not None:
         *message, table = found
-        send(end, _answer(worker, lambda: read_batch(message, down.view(table), context.method, known), up))  # noqa: B023
+        send(
+            end,
+            run_batch(
+                worker,
+                partial(_read_tasks, message, down, table, context, known),
+                partial(_put, up),
+            ),
+        )
 
 
-def _answer(worker: Worker, read_tasks: Callable[[], Sequence[TaskEnvelope]], up: SharedMemoryBuffer) -> bytes:
-    """Runs a batch of tasks; returns the message with their results, and with their sum if they are a block."""
-    envelopes = read_tasks()
-    if envelopes[0].fold is not None:
-        try:
-            return _put(*_add_up(worker, envelopes), up)
-        except Exception:  # the server gets each reply instead, and tells what is wrong
-            envelopes = read_tasks()
-    stacked = worker.context.stack > 1
-    results = worker.run_side_by_side(envelopes, run_stacked) if stacked else list(map(worker.run, envelopes))
-    try:
-        return _put(*write_results(envelopes, results), up)
-    except Exception:
-        return _put(*write_results(envelopes, list(map(sendable, envelopes, results))), up)
+def _read_tasks(
+    message: list[Any], down: SharedMemoryBuffer, table: Table, context: SimulationContext, known: dict[Spec, Spec]
+) -> list[TaskEnvelope]:
+    return read_batch(message, down.view(table), context.method, known)
 
 
-def _add_up(worker: Worker, envelopes: Sequence[TaskEnvelope]) -> tuple[list[Any], dict[str, Tensor]]:
-    """Runs a block of tasks and adds up the replies one by one, so that only one model is in memory."""
-    assert envelopes[0].fold is not None
-    block = BlockSum(worker.context, envelopes[0].fold.rules)
-    results = [block.add(envelope, worker.run(envelope)) for envelope in envelopes]
-    return write_results(envelopes, results, block.sums)
-
-
-def _put(message: list[Any], tensors: Mapping[str, Tensor], up: SharedMemoryBuffer) -> bytes:
+def _put(up: SharedMemoryBuffer, message: list[Any], tensors: Mapping[str, Tensor]) -> bytes:
     """The message as bytes, with its tensors in shared memory."""
     return encode([*message, up.write(tensors)])
 

@@ -1,6 +1,6 @@
-"""Messages between the pool and its workers: batches of tasks, and their results.
+"""Messages between an engine and its workers: batches of tasks, and their results.
 
-A message is JSON; its tensors are in shared memory. Both sides are this program, so what the other side knows is left
+A message is JSON, and its tensors by name. Both sides are this program, so what the other side knows is left
 out: a result does not repeat its task. What tasks share is written once: models, parts and shapes. Arrays that lie in
 one buffer stay in it.
 """
