@@ -1,6 +1,7 @@
 """A run on three raylets of this machine in which workers and nodes are killed, beside the same run in one process.
 
     python ray_life.py METHOD SEED FOLDER
+    python ray_life.py --join FOLDER        a node joins while a run goes on
 
 Six kills, one in every second round, at a random moment: workers, a busy worker, nodes, a node that is still starting.
 Prints one line of JSON: the checksums of both runs, whether scores and tasks agree, what was killed, who was left.
@@ -115,5 +116,36 @@ def main(name, seed, folder):
         os.kill(pid, signal.SIGKILL)
 
 
+class Host(Silent):
+    """Adds a node after the second round, and counts workers after each."""
+
+    def __init__(self, cluster):
+        self.cluster, self.counts = cluster, []
+
+    def round(self, done, scores, totals):
+        self.counts.append(len(workers()))
+        if done == 2:
+            self.cluster.add_node(num_cpus=1)
+        elif done > 2 and self.counts[-1] < 2:
+            time.sleep(1.0)  # a worker takes a while to start
+
+
+def join(folder):
+    """A run on one node that a second one joins."""
+    case = MethodCase(METHODS["fedavg"])
+    changes = {**CHANGES, "rounds": 20}
+    serial = case.run(folder / "serial", **changes)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    host = Host(cluster)
+    plain = case.plain(**changes, run={"engine": "ray", "address": cluster.address})
+    found = run(plain, folder / "ray", method=case.make({}, plain["local"]), watch=host)
+    disconnect()
+    cluster.shutdown()
+    print(json.dumps({"weights": [serial.weights_sha256, found.weights_sha256], "workers": host.counts}), flush=True)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
+    if sys.argv[1] == "--join":
+        join(Path(sys.argv[2]))
+    else:
+        main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))

@@ -1,12 +1,14 @@
 """A guardian of the processes that Ray starts on this machine: when the run is gone, however it went, so are they.
 
-Ray ends most of its processes when the one that started it dies, but not all. This file is also the guardian's program:
-it waits until its standard input closes, and then kills every process that inherited a mark in its environment.
+Ray ends most of its processes when the one that started it dies, but not all. This file is also the guardian's program.
+It waits until its standard input closes or its parent is gone. Then it kills every process that inherited a mark in its
+environment.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -54,8 +56,15 @@ def family(mark: str) -> list[int]:
 
 
 def main(mark: str) -> None:
-    """Waits for the end of standard input; kills the family until none is left; removes the folders."""
-    folders = sys.stdin.read().split("\n")
+    """Waits for the end of parent or input; kills the family until none is left; removes the folders."""
+    parent, told = os.getppid(), b""
+    while os.getppid() == parent:  # else somebody may hold the other end of the pipe although the parent is gone
+        if select.select([0], [], [], 1.0)[0]:
+            piece = os.read(0, 4096)
+            told += piece
+            if not piece:
+                break
+    folders = told.decode().split("\n")
     while left := family(mark):
         for pid in left:
             with suppress(ProcessLookupError):
