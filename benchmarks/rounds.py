@@ -16,6 +16,7 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from peers.environments import NEEDS, python_of
@@ -50,19 +51,22 @@ def pythons(systems: list[str]) -> dict[str, str]:
     found = {}
     for name in systems:
         try:
-            found[name] = python_of(name) if name in NEEDS else sys.executable
+            peer = name.rstrip("0123456789")
+            found[name] = python_of(peer) if peer in NEEDS else sys.executable
         except (subprocess.CalledProcessError, OSError) as fault:
             text = (getattr(fault, "stderr", "") or str(fault)).strip().splitlines()
             print(f"{name} is left out: it cannot be installed here ({text[-1] if text else fault})")
     return found
 
 
-def rep(key: str, name: str, python: str, rounds: int, limit: float) -> Measured | None:
+def rep(
+    key: str, name: str, script: tuple[str, ...], python: str, rounds: int, limit: float, more: Mapping[str, str] = {}
+) -> Measured | None:
     """One system on one workload; None where it failed, and says so."""
-    script, *engine = SCRIPTS[name]
-    command = [python, str(PEERS / script), key, str(rounds + 1), *engine]
+    file, *engine = script
+    command = [python, str(PEERS / file), key, str(rounds + 1), *engine]
     try:
-        return measure(command, rounds, MARK, ALONE, limit)
+        return measure(command, rounds, MARK, {**ALONE, **more}, limit)
     except Failed as fault:
         print(f"{name} failed on {key}: {fault}")
         return None
@@ -78,12 +82,12 @@ def table(key: str, work: Work, found: dict[str, list[Measured]], rounds: int, r
                 statistics.median(getattr(one, column) for one in all_) for column in ("cpu", "wall", "peak", "start")
             )
             ratios = "".join(
-                f"{_ratio(all_, found.get('bare', []), column):>{size}}" for column, size in (("cpu", 11), ("wall", 12))
+                f"{ratio(all_, found.get('bare', []), column):>{size}}" for column, size in (("cpu", 11), ("wall", 12))
             )
             print(f"{name:<8}{cpu:>9.3f}{wall:>9.3f}{ratios}{peak:>9.0f}{start:>9.1f}", flush=True)
 
 
-def _ratio(ours: list[Measured], bare: list[Measured], column: str) -> str:
+def ratio(ours: list[Measured], bare: list[Measured], column: str) -> str:
     """The median over repetitions of the ratio to the bare loop of the same repetition."""
     if not bare or len(bare) != len(ours):
         return "-"
@@ -125,7 +129,7 @@ def main() -> None:
         found: dict[str, list[Measured]] = {name: [] for name in able}
         for _ in range(told.reps):
             for name in able:
-                one = rep(key, name, ready[name], rounds, told.limit)
+                one = rep(key, name, SCRIPTS[name], ready[name], rounds, told.limit)
                 found[name] += [one] if one else []
         table(key, work, found, rounds, told.reps)
 

@@ -37,16 +37,21 @@ class Measured:
     peak: float = 0.0
     """Most MB at once: the proportional set sizes, in which shared pages count once."""
     marks: list[tuple[float, float]] = field(default_factory=list)
-    """(seconds, CPU seconds) at the end of every round."""
+    """(seconds, CPU seconds) at the end of every round, without the seconds in which the system waited to be read."""
 
 
 def measure(command: Sequence[str], rounds: int, mark: str, settings: Mapping[str, str], limit: float) -> Measured:
-    """Runs a command that prints a mark after each of `rounds` + 1 rounds; the first is not timed."""
+    """Runs a command that prints a mark after each of `rounds` + 1 rounds; the first is not timed.
+
+    The command waits at each mark for a line on its standard input. So all its processes are still there when their CPU
+    seconds are read: a worker that has ended may have taken its seconds with it.
+    """
     # Processes that lose their parent become ours, so that none is missed.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     found, began = Measured(), time.perf_counter()
     with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env={**os.environ, **settings})
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
+        process = subprocess.Popen(command, **pipes, env={**os.environ, **settings})
         try:
             _watch(process, found, rounds + 1, mark, began + limit)
         finally:
@@ -62,16 +67,21 @@ def measure(command: Sequence[str], rounds: int, mark: str, settings: Mapping[st
 
 
 def _watch(process: subprocess.Popen[bytes], found: Measured, wanted: int, mark: str, until: float) -> None:
+    assert process.stdin is not None
     assert process.stdout is not None
-    pipe, rest, looked = process.stdout.fileno(), b"", 0.0
+    pipe, rest, looked, waited = process.stdout.fileno(), b"", 0.0, 0.0
     while len(found.marks) < wanted and time.perf_counter() < until:
         if select.select([pipe], [], [], SAMPLING)[0]:
             data = os.read(pipe, 65536)
             if not data:
                 return
             *lines, rest = (rest + data).split(b"\n")
-            now = (time.perf_counter(), _cpu(_family())) if mark.encode() in lines else (0.0, 0.0)
-            found.marks += [now for line in lines if line == mark.encode()]
+            if mark.encode() in lines:
+                now = time.perf_counter()
+                found.marks.append((now - waited, _cpu(_family())))
+                waited += time.perf_counter() - now
+                with suppress(BrokenPipeError):
+                    os.write(process.stdin.fileno(), b"\n")
         if time.perf_counter() - looked > SAMPLING:
             found.peak = max(found.peak, sum(map(_memory, _family())))
             looked = time.perf_counter()

@@ -1,13 +1,15 @@
 """Potluck: a run as a user starts it, with its ledger and a checkpoint after every round, on a named engine.
 
 "stacked" is the serial engine with forty clients trained in one go; "tf32" and "bf16" are graphs with faster
-arithmetic.
+arithmetic. "pool2" and "ray2" have two workers; "ray4x2" has four over two raylets.
 """
 
 from __future__ import annotations
 
+import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import torch
 from task import CLASSES, LR, Work, asked, data, mark, network
 
 from potluck.data import from_arrays
+from potluck.engines.cluster import disconnect
 from potluck.models import ModelZoo, make_spec
 from potluck.run import run
 from potluck.run.session import Silent
@@ -26,11 +29,41 @@ ENGINES: dict[str, dict[str, Any]] = {
 }
 
 
+STORE = 2**30
+"""Bytes of the object store of a raylet that is started here."""
+
+
 class Marks(Silent):
     """A watch that says when a round is over."""
 
     def round(self, done: int, scores: Mapping[str, Any] | None, totals: Mapping[str, float]) -> None:
         mark()
+
+
+def engine_settings(engine: str) -> dict[str, Any]:
+    """What an engine's name says about [run], but for the address of its cluster."""
+    if counted := re.fullmatch(r"(pool|ray)(\d+)(?:x\d+)?", engine):
+        return {"engine": counted[1], "workers": int(counted[2])}
+    return dict(ENGINES.get(engine, {"engine": engine}))
+
+
+@contextmanager
+def cluster(engine: str) -> Iterator[dict[str, str]]:
+    """The address of as many raylets as an engine's name says; they end with this. One that is alone needs none."""
+    counted = re.fullmatch(r"ray(\d+)x(\d+)", engine)
+    if not counted:
+        yield {}
+        return
+    from ray.cluster_utils import Cluster
+
+    workers, nodes = map(int, counted.groups())
+    raylets = Cluster()
+    for _ in range(nodes):
+        raylets.add_node(num_cpus=-(-workers // nodes), object_store_memory=STORE, include_dashboard=False)
+    try:
+        yield {"address": raylets.address}
+    finally:
+        raylets.shutdown()
 
 
 def settings(work: Work, rounds: int, engine: str) -> dict[str, Any]:
@@ -43,7 +76,7 @@ def settings(work: Work, rounds: int, engine: str) -> dict[str, Any]:
         "local": {"lr": LR, "epochs": 1, "batch": work.batch},
         "score": {"every": 10**6, "clients": 0},
         "method": {"name": "fedavg", "bn_eval": "batch"},
-        "run": {**ENGINES.get(engine, {"engine": engine}), "hardware": work.hardware},
+        "run": {**engine_settings(engine), "hardware": work.hardware},
     }
     if work.widths:
         # Label masks and scalers are these methods' own; the bare loop has neither.
@@ -67,8 +100,10 @@ def main() -> None:
     x, y = data(work)
     test = torch.rand(CLASSES, *work.shape), torch.arange(CLASSES)
     source = from_arrays(x.numpy(), y.numpy(), x_test=test[0].numpy(), y_test=test[1].numpy())
-    with tempfile.TemporaryDirectory() as folder:
-        run(settings(work, rounds, engine), Path(folder) / "run", source=source, watch=Marks())
+    told = settings(work, rounds, engine)
+    with tempfile.TemporaryDirectory() as folder, cluster(engine) as address:
+        run({**told, "run": told["run"] | address}, Path(folder) / "run", source=source, watch=Marks())
+        disconnect()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -64,8 +65,9 @@ def asked() -> tuple[Work, int, str]:
 
 
 def mark() -> None:
-    """Tells whoever measures that a round is over."""
+    """Tells whoever measures that a round is over, and waits until it is noted."""
     print(MARK, flush=True)
+    sys.stdin.readline()
 
 
 @lru_cache(maxsize=1)

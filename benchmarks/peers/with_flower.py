@@ -1,9 +1,13 @@
-"""Flower: its simulation on Ray with one actor per core, FedAvg, and a client that keeps its network between tasks."""
+"""Flower: its simulation on Ray, FedAvg, and a client that keeps its network between tasks.
+
+It has one actor per core, or as many as are asked for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -67,8 +71,10 @@ def server_app(work: Work, rounds: int) -> ServerApp:
 
 
 def main() -> None:
-    work, rounds, _ = asked()
-    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    work, rounds, actors = asked()
+    resources: dict[str, Any] = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    if actors:
+        resources["init_args"] = {"num_cpus": int(actors)}
     run_simulation(server_app(work, rounds), client_app(work), work.clients, backend_config=resources)
 
 
