@@ -105,4 +105,4 @@ def test_an_address_without_a_cluster_is_one_line(start, marked):
     process = start(*RUN, "--engine", "ray", "--set", 'run.address="127.0.0.1:1"', env=marked)
     out, err = process.communicate(timeout=200)
     assert (process.returncode, out) == (6, "")
-    assert err == "potluck: no Ray cluster at run.address = '127.0.0.1:1': [Errno 111] Connection refused\n"
+    assert err == "potluck: no Ray cluster at run.address = '127.0.0.1:1': [Errno 111] Connection refused.\n"

@@ -10,15 +10,17 @@ Prints one line of JSON: the checksums of both runs, whether scores and tasks ag
 import json
 import os
 import random
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 64}
-MARK = f"ray_life {os.getpid()}"
+MARK, FOLDER = f"ray_life {os.getpid()}", tempfile.mkdtemp(prefix="ray-life-", dir="/tmp")
 os.environ |= {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "POTLUCK_RAY_FAMILY": MARK}
 
 from ray._private import ray_constants  # noqa: E402
@@ -33,6 +35,7 @@ from potluck.run import run  # noqa: E402
 from potluck.run.contract import MethodCase, read_ledger, read_lines  # noqa: E402
 from potluck.run.session import Silent  # noqa: E402
 
+HEAD = {"num_cpus": 1, "include_dashboard": False, "temp_dir": FOLDER}
 KILLS = ("worker", "busy worker", "node", "worker", "starting node", "node")
 CHANGES = {
     "rounds": 2 * len(KILLS),
@@ -76,7 +79,7 @@ class Killer(Silent):
 def workers(busy=False):
     """The processes of our actors; the busy ones are those that compute right now."""
     found = {}
-    for pid in guardian.family(MARK):
+    for pid in guardian.family(MARK, FOLDER):
         with suppress(OSError):
             if b"ray::ClusterWorker" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found[pid] = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -91,7 +94,9 @@ def tasks(result):
 def main(name, seed, folder):
     case = MethodCase(METHODS[name])
     serial = case.run(folder / "serial", **CHANGES)
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "temp_dir": FOLDER}
+    )
     for _ in range(2):
         cluster.add_node(num_cpus=1)
     killer = Killer(cluster, seed)
@@ -112,8 +117,9 @@ def main(name, seed, folder):
         "left": len(workers()),
     }
     print(json.dumps(said), flush=True)
-    for pid in set(guardian.family(MARK)) - {os.getpid()}:  # a raylet that was killed leaves its agents
+    for pid in set(guardian.family(MARK, FOLDER)) - {os.getpid()}:  # a raylet that was killed leaves its agents
         os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(FOLDER, ignore_errors=True)
 
 
 class Host(Silent):
@@ -135,7 +141,9 @@ def join(folder):
     case = MethodCase(METHODS["fedavg"])
     changes = {**CHANGES, "rounds": 20}
     serial = case.run(folder / "serial", **changes)
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "temp_dir": FOLDER}
+    )
     host = Host(cluster)
     plain = case.plain(**changes, run={"engine": "ray", "address": cluster.address})
     found = run(plain, folder / "ray", method=case.make({}, plain["local"]), watch=host)

@@ -32,7 +32,17 @@ def family(pid):
     while wave:
         wave = {child for child, (parent, _) in parents.items() if parent in wave}
         below |= {(child, parents[child][1]) for child in wave}
-    return below
+    return below - OTHERS
+
+
+OTHERS = set()
+
+
+@pytest.fixture(autouse=True)
+def _leave_others_out():
+    """Processes that tests before this one left to this process are not looked at: Ray's, for example."""
+    OTHERS.clear()
+    OTHERS.update(family(os.getpid()))
 
 
 def status(pid):

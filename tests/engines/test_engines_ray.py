@@ -113,8 +113,7 @@ def test_idle_workers_that_are_killed_between_rounds_are_replaced(tmp_path, undi
 
 def workers_here():
     """The processes of our actors."""
-    family = guardian.family(guardian_mark())
-    return [pid for pid in family if b"ray::ClusterWorker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in family_here() if b"ray::ClusterWorker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def test_own_arrays_are_sent_to_the_workers(tmp_path):
@@ -183,13 +182,15 @@ def test_without_the_package_one_line_names_the_extra(tmp_path, monkeypatch):
 
 def test_a_cluster_that_starts_here_listens_on_loopback_alone(tmp_path):
     run({**PLAIN, **RAY, "rounds": 1}, tmp_path / "run")
-    family = guardian.family(guardian_mark())
+    family = family_here()
     assert len(family) >= 4  # raylet, gcs_server, two workers
     assert {host for pid in family for host in listening(pid)} <= {"0100007F", "0000000000000000FFFF00000100007F"}
 
 
-def guardian_mark():
-    return engine._connection.guardian._process.args[-1]
+def family_here():
+    """Ray's processes that this one has started."""
+    keeper = engine._connection.guardian
+    return guardian.family(keeper.mark, keeper.folder, but=os.getpid())
 
 
 def listening(pid):

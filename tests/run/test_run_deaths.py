@@ -179,7 +179,7 @@ def test_a_deadline_is_refused_where_nothing_can_end_a_client(engine):
     with pytest.raises(SettingsError) as caught:
         assemble(tiny(run={"engine": engine, "deadline": 5.0}))
     assert str(caught.value) == (
-        f"run.deadline = 5 needs run.engine = \"pool\": '{engine}' runs clients in the server's own process, where it "
+        f'run.deadline = 5 needs run.engine = "pool" or "ray": \'{engine}\' runs clients in its own process, where it '
         "cannot end one that hangs. Leave run.deadline out, or use --engine pool."
     )
 

@@ -100,8 +100,8 @@ class Running:
     """Worker processes of the pool or on Ray; 0: one per core, or one for each core of a run's share if several run at
     once (compare.jobs). On this machine at most 32 per core."""
     address: str = ""
-    """The Ray cluster: "auto" finds the one that this machine is a part of; "host:6379" or "ray://host:10001"; empty:
-    one is started here, for this run."""
+    """The Ray cluster: "auto" finds the one that this machine is a part of; "host:6379"; "ray://host:10001" (needs
+    `ray[client]`); empty: one is started here, for this run."""
     cpus: float = 1.0
     """Cores that are reserved for each worker on Ray. A worker computes with one thread."""
     gpus: float = 0.0

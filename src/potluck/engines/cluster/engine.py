@@ -14,6 +14,7 @@ import secrets
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -89,10 +90,11 @@ class Connection:
 
     def capacity(self, cpus: float, gpus: float) -> int:
         """How many actors the cluster has room for, whoever uses it at the moment."""
-        there = self.ray.cluster_resources()
-        cores = usable_cores() if self.guardian else there.get("CPU", 0.0)
-        room = cores // cpus if cpus else float("inf")
-        return int(min(room, there.get("GPU", 0.0) // gpus) if gpus else room)
+        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+        if self.guardian:
+            nodes = [{**nodes[0], "CPU": max(usable_cores(), cpus)}] if nodes else []
+        needs = {name: need for name, need in (("CPU", cpus), ("GPU", gpus)) if need}
+        return sum(int(min(node.get(name, 0.0) // need for name, need in needs.items())) for node in nodes)
 
 
 _connection: Connection | None = None
@@ -112,6 +114,8 @@ class Ray(BatchEngine[RayWorker]):
         self._ray = self._connection.ray
         self._asked = workers
         super().__init__(context, workers or self._capacity())
+        if not self._connection.capacity(self._plan.cpus, self._plan.gpus):
+            raise self._no_worker("no node has room for one")
         torch.set_num_threads(1)
         self._starting: list[RayWorker] = []
         self._failed_starts = self._refused = 0
@@ -345,12 +349,12 @@ def _load_ray(own_token: bool) -> Any:
 def _start_here(ray: Any, cpus: float) -> Connection:
     """Starts a cluster that only this machine can reach, and only who has its token."""
     mark = secrets.token_hex(8)
-    guardian = Guardian(mark)
+    guardian = Guardian(mark, tempfile.mkdtemp(prefix="potluck-ray-", dir=_short_folder()))
     os.environ[VARIABLE] = mark
     try:
         with _on_loopback():
             # Not "auto", which may mean a cluster that is gone.
-            _quietly(ray, lambda: ray.init("local", num_cpus=cpus, include_dashboard=False, **_QUIET))
+            _quietly(ray, lambda: ray.init("local", num_cpus=cpus, _temp_dir=guardian.folder, **_LOCAL))
     except BaseException as fault:
         guardian.end()
         if not isinstance(fault, Exception):
@@ -358,20 +362,21 @@ def _start_here(ray: Any, cpus: float) -> Connection:
         raise ResourceError(f"Ray cannot be started on this machine: {_first_line(fault)}") from None
     finally:
         del os.environ[VARIABLE]
-    guardian.add_folder(ray._private.worker._global_node.get_session_dir_path())
     return Connection(ray, "", True, cpus, guardian=guardian)
 
 
 def _join(ray: Any, address: str) -> Connection:
     """Joins a cluster that is there already."""
     if not ray.is_initialized():
+        hint = ""
         try:
             host = _knock(ray, address)
+            hint = " Is its token the same as here? See docs/cluster.md."
             _use_token()
             with _on_loopback() if _is_loopback(host) else nullcontext():
                 _quietly(ray, lambda: ray.init(address, **_QUIET))
         except Exception as fault:
-            raise ResourceError(f"no Ray cluster at run.address = '{address}': {_first_line(fault)}") from None
+            raise ResourceError(f"no Ray cluster at run.address = '{address}': {_first_line(fault)}.{hint}") from None
     hosts = [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
     local = all(_is_loopback(host) for host in hosts)
     if not local and os.environ.get("RAY_AUTH_MODE") != "token":
@@ -415,7 +420,13 @@ def _use_token() -> None:
         tokens._enable_token_auth()
 
 
+def _short_folder() -> str | None:
+    """Where Ray's own folder may be: the path of a socket has at most 107 characters."""
+    return "/tmp" if os.access("/tmp", os.W_OK) else None
+
+
 _QUIET = {"log_to_driver": False, "logging_level": logging.CRITICAL}
+_LOCAL = {**_QUIET, "include_dashboard": False}
 
 
 def _quietly(ray: Any, start: Callable[[], object]) -> None:
