@@ -43,8 +43,8 @@ COMPANY = 20.0
 """Seconds that the first round waits for more workers after the first one is ready."""
 KNOCK = 10.0
 """Seconds in which a cluster must take a connection."""
-FAILED_STARTS = 3
-"""So many workers in a row that die while they start end the run."""
+FAILED_STARTS = 6
+"""So many workers in a row that die while they start end the run, if there is no other worker."""
 REMEMBERED = 100_000
 """Clients of which is known who ran their last task."""
 NO_TOKEN = (
@@ -138,6 +138,7 @@ class Ray(BatchEngine[RayWorker]):
             raise
 
     def run(self, envelopes: Iterable[TaskEnvelope]) -> Iterator[TaskResult]:
+        self._failed_starts = 0
         if not self._asked:  # nodes that joined since the last round are used from here on
             self.count = self._capacity()
         return super().run(envelopes)
@@ -156,6 +157,8 @@ class Ray(BatchEngine[RayWorker]):
         return max(1, self._connection.capacity(self._plan.cpus, self._plan.gpus))
 
     def _replace_lost_workers(self) -> None:
+        if self._failed_starts >= FAILED_STARTS and self._workers:  # nodes are dying; try again with the next tasks
+            return
         while len(self._workers) + len(self._starting) < max(1, self.count - self._refused):
             worker = RayWorker(self._connection.take(self._plan.cpus, self._plan.gpus))
             self._prepare(worker)
@@ -213,7 +216,7 @@ class Ray(BatchEngine[RayWorker]):
         except self._ray.exceptions.RayError as fault:
             self._end_worker(worker)
             self._failed_starts += 1
-            if self._failed_starts >= FAILED_STARTS:
+            if self._failed_starts >= FAILED_STARTS and not self._workers:
                 raise self._no_worker(
                     f"{FAILED_STARTS} in a row died while they started ({_first_line(fault)})"
                 ) from None
