@@ -138,7 +138,7 @@ os.register_at_fork(after_in_child=wait_for_orphanhood)
 '''
 """Added to METHOD: forked processes that start so slowly that their parent can die first."""
 
-DEADLINE = 60.0
+DEADLINE = 120.0
 
 
 def until(condition, seconds=DEADLINE):

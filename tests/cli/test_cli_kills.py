@@ -28,7 +28,7 @@ def equal(out, whole):
 
 def ended(process):
     """What a process said, once it and all that it started are gone."""
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     until(lambda: not members(process.pid))
     return process.returncode, out, err
 
