@@ -99,6 +99,19 @@ def test_ctrl_c_saves_the_round_and_says_how_to_go_on(tmp_path, whole):
     assert read_run(tmp_path / "run").manifest["status"] == "done"
 
 
+@dataclass(frozen=True)
+class StopsAtStart(FedAvg):
+    def init(self, zoo, rng):
+        os.kill(os.getpid(), signal.SIGINT)
+        return super().init(zoo, rng)
+
+
+def test_a_run_that_is_stopped_before_its_first_round_says_so(tmp_path):
+    with pytest.raises(Interrupted, match="^interrupted before anything was saved; go on with: potluck resume "):
+        run(five(), tmp_path / "run", method=StopsAtStart(local=five().local))
+    assert read_run(tmp_path / "run").manifest["status"] == "interrupted"
+
+
 def test_the_way_on_is_quoted_for_a_shell(tmp_path):
     with pytest.raises(Interrupted) as caught:
         run(tiny(rounds=2), tmp_path / "a run", watch=StopsAfter(1))

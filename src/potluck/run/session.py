@@ -12,7 +12,7 @@ import re
 import shlex
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -145,10 +145,16 @@ def _run_in_folder(
     threads = torch.get_num_threads()
     gc.freeze()  # existing objects stay until the end, so the collector need not scan them in every round
     try:
-        with Interrupts() as stops, closing(start_engine(setup)) as engine, open_folder() as folder:
+        with Interrupts() as stops, closing(start_engine(setup)) as engine, ExitStack() as stack:
+            folder = None
             try:
+                with stops.defer():  # no folder may be left that says "running"
+                    folder = stack.enter_context(open_folder())
                 return _run_to_end(Loop(setup, engine, folder, watch, stops), resumed)
             except KeyboardInterrupt:
+                if folder is None:
+                    raise
+                _mark_interrupted(folder)
                 raise Interrupted(_resume_hint(folder)) from None
     finally:
         gc.unfreeze()
@@ -193,6 +199,13 @@ def _run_to_end(loop: Loop, resumed: bool) -> Result:
     )
     folder.update_manifest(status="done", result=result.plain(), privacy=loop.promise)
     return result
+
+
+def _mark_interrupted(folder: RunFolder) -> None:
+    """Writes into the manifest that the run was interrupted, if that came before its first round could say so."""
+    with suppress(LedgerError):
+        if folder.manifest().get("status") == "running":
+            folder.update_manifest(status="interrupted")
 
 
 def _resume_hint(folder: RunFolder) -> str:
