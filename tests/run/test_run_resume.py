@@ -107,7 +107,7 @@ class StopsAtStart(FedAvg):
 
 
 def test_a_run_that_is_stopped_before_its_first_round_says_so(tmp_path):
-    with pytest.raises(Interrupted, match="^interrupted before anything was saved; go on with: potluck resume "):
+    with pytest.raises(Interrupted, match=r"^interrupted before anything was saved; go on with: potluck resume "):
         run(five(), tmp_path / "run", method=StopsAtStart(local=five().local))
     assert read_run(tmp_path / "run").manifest["status"] == "interrupted"
 
