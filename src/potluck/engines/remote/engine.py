@@ -73,6 +73,8 @@ class Remote:
     notes: list[str] = field(default_factory=list)
     other: Callable[[Answer], None] = lambda answer: None
     """Gets the answers to messages that are no tasks."""
+    attend: Callable[[], None] = lambda: None
+    """Called at every look: greets nodes that came."""
     _number: int = 0
     _asked: dict[int, Asked] = field(default_factory=dict)
     _held: dict[str, frozenset[str]] = field(default_factory=dict)
@@ -107,6 +109,7 @@ class Remote:
 
     def look(self, seconds: float) -> None:
         """Takes the answers that came; waits for the first one at most so long."""
+        self.attend()
         for answer in self.transport.fetch(seconds):
             asked = self._asked.pop(answer.number, None)
             if asked is None:
