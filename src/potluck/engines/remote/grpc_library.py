@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
 
-from potluck.core import ResourceError, one_line
+from potluck.core import ResourceError
 from potluck.engines.remote import frames
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read when imported; else it writes lines of its own to stderr
@@ -16,11 +14,12 @@ MISSING = "a federation over gRPC needs packages that are not installed: pip ins
 try:
     import grpc
     from cryptography import x509
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 except ImportError:
     raise ResourceError(MISSING) from None
 
-__all__ = ["CODES", "FETCH", "OPTIONS", "POST", "SERVICE", "credentials_of", "fault_of", "fingerprint", "grpc", "x509"]
+__all__ = ["CODES", "FETCH", "OPTIONS", "POST", "SERVICE", "check_pems", "fault_of", "fingerprint", "grpc", "x509"]
 
 SERVICE, FETCH, POST = "potluck.Federation", "Fetch", "Post"
 CODES = grpc.StatusCode
@@ -38,12 +37,19 @@ OPTIONS = (
 """A side that hears nothing for ten seconds asks, and gives up ten seconds later."""
 
 
-def credentials_of(make: Callable[[], Any]) -> Any:
-    """Credentials of the library, whose errors do not say much."""
+def check_pems(ca: bytes, cert: bytes, key: bytes) -> None:
+    """An error if these cannot be used; the library's own says little, and later."""
     try:
-        return make()
-    except Exception as fault:
-        raise ResourceError(f"the certificates or the key cannot be used: {one_line(str(fault))}") from None
+        x509.load_pem_x509_certificates(ca)
+        own = x509.load_pem_x509_certificate(cert)
+    except ValueError:
+        raise ResourceError("the certificate, or that of the authority, is not a PEM file that can be read") from None
+    try:
+        fits = load_pem_private_key(key, None).public_key() == own.public_key()
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise ResourceError("the key is not a PEM file that can be read without a password") from None
+    if not fits:
+        raise ResourceError("the key does not belong to the certificate")
 
 
 def fingerprint(certificate: x509.Certificate) -> str:
@@ -54,14 +60,17 @@ def fingerprint(certificate: x509.Certificate) -> str:
 
 def fault_of(ca: bytes, cert: bytes) -> str:
     """What is wrong with a node's own certificate; empty if nothing is. A server that refuses it does not say."""
-    try:
-        authority, own = x509.load_pem_x509_certificate(ca), x509.load_pem_x509_certificate(cert)
-    except ValueError as fault:
-        return f"its certificates cannot be read: {one_line(str(fault))}"
+    authorities, own = x509.load_pem_x509_certificates(ca), x509.load_pem_x509_certificate(cert)
     if own.not_valid_after_utc < datetime.now(UTC):
         return f"its certificate expired on {own.not_valid_after_utc:%Y-%m-%d}"
-    try:
-        own.verify_directly_issued_by(authority)
-    except Exception:
+    if not any(_issued(own, authority) for authority in authorities):
         return "its certificate is not from the authority of this federation"
     return ""
+
+
+def _issued(own: x509.Certificate, authority: x509.Certificate) -> bool:
+    try:
+        own.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True

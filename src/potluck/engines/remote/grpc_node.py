@@ -18,7 +18,7 @@ from typing import Any
 from potluck.core import ResourceError, one_line
 from potluck.engines.remote import frames
 from potluck.engines.remote.frames import Arriving, FrameError
-from potluck.engines.remote.grpc_library import CODES, FETCH, OPTIONS, POST, SERVICE, credentials_of, fault_of, grpc
+from potluck.engines.remote.grpc_library import CODES, FETCH, OPTIONS, POST, SERVICE, check_pems, fault_of, grpc
 from potluck.engines.remote.transport import Parts, Respond
 
 _TICK = 0.2
@@ -90,7 +90,8 @@ class _Attendance:
         self._address, self._pems, self._start, self._patience = address, pems, start, patience
         self._respond, self._watch, self._stop, self._spool, self._most = respond, watch, stop, spool, most
         ca, cert, key = pems
-        self._credentials = credentials_of(lambda: grpc.ssl_channel_credentials(ca, key, cert))
+        check_pems(ca, cert, key)
+        self._credentials = grpc.ssl_channel_credentials(ca, key, cert)
         self._life = secrets.token_hex(16)
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._lock = threading.Lock()

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import unquote
 
 from potluck.core import ResourceError, one_line
@@ -34,7 +34,7 @@ from potluck.engines.remote.grpc_library import (
     OPTIONS,
     POST,
     SERVICE,
-    credentials_of,
+    check_pems,
     fingerprint,
     grpc,
     x509,
@@ -146,6 +146,7 @@ class GrpcServer:
         spool: Path,
         limits: GrpcLimits | None = None,
     ) -> None:
+        check_pems(ca, cert, key)
         self.port = 0
         """Where it listens."""
         self.notes: list[str] = []
@@ -159,7 +160,7 @@ class GrpcServer:
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self._disk = ThreadPoolExecutor(2, "potluck-spool")
         started: Future[int] = Future()
-        credentials = credentials_of(lambda: grpc.ssl_server_credentials([(key, cert)], ca, require_client_auth=True))
+        credentials = grpc.ssl_server_credentials([(key, cert)], ca, require_client_auth=True)
         work = self._serve(credentials, started)
         self._thread = threading.Thread(target=asyncio.run, args=(work,), name="potluck-grpc", daemon=True)
         self._thread.start()
@@ -298,26 +299,14 @@ class GrpcServer:
             await context.abort(CODES.RESOURCE_EXHAUSTED, "too many calls; wait a little")
         return node
 
-    async def _read(self, node: _Node, context: Any) -> object:
+    async def _read(self, context: Any) -> object:
         """The next frame that a node sends."""
-        try:
-            async with asyncio.timeout(self._limits.progress):
-                return await context.read()
-        except TimeoutError:
-            await self._drop(node, context)
+        async with asyncio.timeout(self._limits.progress):
+            return await context.read()
 
-    async def _write(self, node: _Node, context: Any, frame: bytes) -> None:
-        try:
-            async with asyncio.timeout(self._limits.progress):
-                await context.write(frame)
-        except TimeoutError:
-            await self._drop(node, context)
-
-    async def _drop(self, node: _Node, context: Any) -> NoReturn:
-        text = f"no progress within {self._limits.progress:g} s"
-        self._note(node.id, "progress", f"a call of node {node.id} was dropped: {text}")
-        await context.abort(CODES.DEADLINE_EXCEEDED, text)
-        raise AssertionError
+    async def _write(self, context: Any, frame: bytes) -> None:
+        async with asyncio.timeout(self._limits.progress):
+            await context.write(frame)
 
     def _guarded(self, call: Callable[[Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
         """A handler that answers nonsense with a status and a note."""
@@ -325,21 +314,26 @@ class GrpcServer:
         async def handler(_: object, context: Any) -> Any:
             try:
                 return await call(context)
+            except grpc.aio.BaseError:  # a call that was refused, or that ended meanwhile
+                raise
+            except TimeoutError:
+                reason, status = f"no progress within {self._limits.progress:g} s", CODES.DEADLINE_EXCEEDED
             except FrameError as fault:
-                node = _identity(context.auth_context()["x509_pem_cert"][0])[0]
-                self._note(node, str(fault), f"node {node} was refused: {fault}")
-                await context.abort(CODES.INVALID_ARGUMENT, str(fault))
+                reason, status = str(fault), CODES.INVALID_ARGUMENT
             except OSError as fault:
-                reason = f"the server cannot store it: {fault.strerror}"
-                self._note("", reason, f"an answer was refused: {reason} ({self._spool})")
-                await context.abort(CODES.RESOURCE_EXHAUSTED, reason)
+                reason, status = f"the server cannot store it: {fault.strerror}", CODES.RESOURCE_EXHAUSTED
+            except Exception as fault:
+                reason, status = f"a fault in the transport: {type(fault).__name__}: {fault}", CODES.INTERNAL
+            node = _identity(context.auth_context()["x509_pem_cert"][0])[0]
+            self._note(node, reason, one_line(f"a call of node {node} was dropped: {reason}"))
+            return await context.abort(status, reason)
 
         return handler
 
     async def _serve_fetch(self, context: Any) -> None:
         """The call that a node keeps open: sends it its messages."""
         node = await self._caller(context)
-        hello = frames.read_head(await self._read(node, context), frames.HELLO)
+        hello = frames.read_head(await self._read(context), frames.HELLO)
         known = set(frames.wholes(hello, "held")) if frames.word(hello, "session") == self._session else set()
         if not self._claim(node, hello):
             await self._refuse_clone(node, context)
@@ -350,7 +344,7 @@ class GrpcServer:
         stream = _Stream(deque(number for number in node.messages if number not in known))
         self._arrive(node, stream, context.peer())
         try:
-            await self._write(node, context, frames.pack_head(frames.WELCOME, {"session": self._session}))
+            await self._write(context, frames.pack_head(frames.WELCOME, {"session": self._session}))
             while node.stream is stream:
                 await self._check(node.id, node.expires, context)
                 await self._send_next(node, stream, context)
@@ -404,7 +398,7 @@ class GrpcServer:
                 async with asyncio.timeout(_BEAT):
                     await stream.wake.wait()
             except TimeoutError:
-                await self._write(node, context, frames.BEAT)
+                await self._write(context, frames.BEAT)
             return
         number = stream.queue.popleft()
         message = node.messages.get(number)
@@ -412,7 +406,7 @@ class GrpcServer:
             parts = message.parts
             checked = time.monotonic()
             for frame in chain([_head(number, parts)], frames.data_frames(parts)):
-                await self._write(node, context, frame)
+                await self._write(context, frame)
                 if number not in node.messages or node.stream is not stream:
                     break
                 if time.monotonic() > checked + _BEAT:
@@ -420,12 +414,12 @@ class GrpcServer:
                     checked = time.monotonic()
             else:
                 return
-        await self._write(node, context, frames.pack_head(frames.VOID, {"number": number}))
+        await self._write(context, frames.pack_head(frames.VOID, {"number": number}))
 
     async def _serve_post(self, context: Any) -> bytes:
         """Takes an answer. What it returns tells the node to send it no more."""
         node = await self._caller(context)
-        head = frames.read_head(await self._read(node, context), frames.MESSAGE)
+        head = frames.read_head(await self._read(context), frames.MESSAGE)
         number, sizes, fault = frames.whole(head, "number"), frames.wholes(head, "sizes"), frames.word(head, "fault")
         if frames.word(head, "session") != self._session:
             return self._unwanted(node, number, "it is for a server that ended")
@@ -453,7 +447,7 @@ class GrpcServer:
         arriving = message.arriving = Arriving(sizes, self._spool)
         try:
             while not arriving.complete and message.arriving is arriving:
-                frame = await self._read(node, context)
+                frame = await self._read(context)
                 if arriving.in_file:
                     await self._loop.run_in_executor(self._disk, arriving.add, frame)
                 else:
