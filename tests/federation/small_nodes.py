@@ -38,7 +38,7 @@ def settings(method="heterofl", **changes):
     return config.experiment(plain)
 
 
-def write_digits(folder, parts=len(NAMES), rows=90):
+def write_digits(folder, parts=3, rows=90):
     """Each node's own file, a file of public rows, and the server's test rows."""
     from sklearn.datasets import load_digits
 

@@ -79,6 +79,12 @@ class AdmittedNodes:
         found = self._current().get(node_id)
         return found.name if found else ""
 
+    def names(self) -> dict[str, str]:
+        """The names of the nodes that are admitted now, by id."""
+        now = datetime.now(UTC)
+        found = (entry for entry in self._current().values() if entry.status == "admitted" and not entry.expired(now))
+        return {entry.id: entry.name for entry in found}
+
     def _current(self) -> Mapping[str, NodeEntry]:
         with self._lock:
             stamp = _stamp_of(self.path)

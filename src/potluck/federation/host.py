@@ -62,12 +62,14 @@ class Host:
     _declined: dict[str, str] = field(default_factory=dict)
     _began: bool = False
     _shown: object = None
+    _waiting: str = ""
 
     def __post_init__(self) -> None:
         self.remote.other = self.take
         self.remote.attend = self.attend
         self.roster.news = self.gather
         self.roster.there = self.there
+        self.roster.traffic = self.remote.take_traffic
 
     def attend(self) -> None:
         """Sends the charter to every node that has come since the last call."""
@@ -82,7 +84,7 @@ class Host:
                 self._agreed.pop(id, None)
                 self.remote.forget(id)
                 self._asked[self.remote.post(id, pack_plain("charter", charter=self.charter.plain))] = id
-        self.show("")
+        self._show()
 
     def take(self, answer: Answer) -> None:
         """Takes a node's answer to the charter, or to the offer of a tier."""
@@ -136,9 +138,9 @@ class Host:
             found.append(NodeState(id, name, *facts, state, self._declined.get(id, ""), address))
         return sorted(found, key=lambda node: node.name)
 
-    def show(self, waiting: str) -> None:
-        """Shows the nodes, if something changed."""
-        now = (self.states(), waiting)
+    def _show(self) -> None:
+        """Shows the nodes and what the server waits for, if something changed."""
+        now = (self.states(), self._waiting)
         if now != self._shown:
             self._shown = now
             self.tell(*now)
@@ -185,11 +187,11 @@ class Host:
     def _wait(self, done: Callable[[], bool], seconds: float, what: str) -> None:
         until = self.clock() + seconds
         while not done() and self.clock() < until:
-            self.show(what)
+            self._waiting = what
+            self._show()
             self.remote.look(0.2)
-            if not self.remote.transport.present() and seconds == 0:
-                break
-        self.show("")
+        self._waiting = ""
+        self._show()
 
     def _take_in(self, round: int) -> None:
         """Puts nodes that agreed into the roster; those that are back are asked again."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from potluck.core import (
     EMPTY,
     SERVER,
@@ -59,6 +61,8 @@ class NodeOptions:
     """The tier to take; empty: the largest that fits the budget."""
     budget: DeviceBudget = field(default_factory=lambda: DeviceBudget(usual_memory()))
     hardware: str = "cpu"
+    threads: int = 0
+    """Threads that compute; 0: as many as torch chooses. With one, results are the same on every machine of a kind."""
 
 
 @dataclass(eq=False)
@@ -97,6 +101,8 @@ class Node:
         self._models = ModelCache(ROOM)
         self._agreement: Agreement | None = None
         self._limits = Limits()
+        if options.threads:
+            torch.set_num_threads(options.threads)
 
     def respond(self, parts: Parts) -> Parts:
         """The answer to a message. Whatever goes wrong becomes an answer; only Ctrl-C goes through."""

@@ -45,6 +45,8 @@ class Roster:
         """Called before every attempt at a round: takes in who came and who left."""
         self.there: Callable[[], frozenset[str]] = frozenset
         """The nodes that are connected now."""
+        self.traffic: Callable[[], Mapping[str, Sequence[int]]] = dict
+        """Bytes that went to each node and came from it since the last call, as they were sent."""
         self._seed, self._misses = seed, misses
 
     @property
@@ -116,7 +118,7 @@ class Roster:
             member = self.members[id]
             missed = 0 if came else member.missed + 1
             self.add(replace(member, missed=missed, active=missed < self._misses))
-        there = self.there()
+        there, traffic = self.there(), self.traffic()
         event = {
             "event": "nodes",
             "round": round + 1,
@@ -128,6 +130,8 @@ class Roster:
                     "there": member.id in there,
                     "asked": member.id in answered,
                     "answered": answered.get(member.id, False),
+                    "bytes_down": traffic.get(member.id, (0, 0))[0],
+                    "bytes_up": traffic.get(member.id, (0, 0))[1],
                 }
                 for member in self.members.values()
             ],
@@ -135,9 +139,8 @@ class Roster:
         return [event]
 
     def facts(self) -> dict[str, Any]:
-        counts = self.counts()
         names = {member.id: member.name for member in self.members.values()}
-        return {"clients": self.present, "nodes": names, "tier_clients": counts}
+        return {"clients": self.clients, "nodes": names, "tiers": self.counts()}
 
     def state(self) -> dict[str, Any]:
         return {id: asdict(member) for id, member in self.members.items()}

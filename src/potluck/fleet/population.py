@@ -74,7 +74,7 @@ class Clients(Protocol):
         """Called after a committed round, with who was asked and who answered; returns events for the ledger."""
 
     def facts(self) -> dict[str, Any]:
-        """What the manifest should say of them, if it may change during a run."""
+        """What the manifest should say of them, if it may change during a run; "tiers": the clients of each tier."""
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold of them."""

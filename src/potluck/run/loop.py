@@ -233,11 +233,17 @@ class Loop:
         for event in self.setup.population.end(self.progress.done - 1, answered):
             self.folder.journal.append(event)
 
+    def _note_facts(self) -> None:
+        """Writes into the manifest what changed of the clients: nodes may come at any time."""
+        facts = self.setup.population.facts()
+        if facts != self._facts:
+            self._facts, tiers = facts, self.folder.manifest()["tiers"]
+            counted = [tier | {"clients": facts["tiers"].get(tier["name"], 0)} for tier in tiers]
+            self.folder.update_manifest(**facts | {"tiers": counted})
+
     def _save(self) -> None:
         self.progress.clients = self.setup.population.state()
-        if (facts := self.setup.population.facts()) != self._facts:
-            self._facts = facts
-            self.folder.update_manifest(**facts)
+        self._note_facts()
         progress = dataclasses.asdict(self.progress)
         value = {"progress": progress, "state": dict(vars(self.state)), "scores": self.scores}
         self._wait_for_checkpoint()

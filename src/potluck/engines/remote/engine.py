@@ -19,7 +19,6 @@ from potluck.engines.remote.messages import (
     mark_of,
     pack_task,
     read_result,
-    tensor_bytes,
 )
 from potluck.engines.remote.transport import Answer, Parts, Transport
 from potluck.engines.serial import Engine
@@ -53,8 +52,6 @@ class Asked:
     """A task that a node was asked to do."""
 
     message: TaskMessage
-    down: int
-    """Bytes of tensors that were sent."""
     again: bool = False
     """Whether it was sent a second time, with all models, because the node lacked some."""
     result: TaskResult | None = None
@@ -75,6 +72,7 @@ class Remote:
     """Gets the answers to messages that are no tasks."""
     attend: Callable[[], None] = lambda: None
     """Called at every look: greets nodes that came."""
+    _traffic: dict[str, list[int]] = field(default_factory=dict)
     _number: int = 0
     _asked: dict[int, Asked] = field(default_factory=dict)
     _held: dict[str, frozenset[str]] = field(default_factory=dict)
@@ -103,14 +101,13 @@ class Remote:
 
     def post(self, node: str, parts: Parts, seconds: float = FOREVER) -> int:
         """Sends a message that is no task; its answer goes to `other`, under the number that this returns."""
-        self._number += 1
-        self.transport.post(node, self._number, parts, seconds)
-        return self._number
+        return self._post(node, parts, seconds)
 
     def look(self, seconds: float) -> None:
         """Takes the answers that came; waits for the first one at most so long."""
         self.attend()
         for answer in self.transport.fetch(seconds):
+            self._traffic.setdefault(answer.node, [0, 0])[1] += sum(len(part) for part in answer.parts)
             asked = self._asked.pop(answer.number, None)
             if asked is None:
                 self.other(answer)
@@ -118,6 +115,11 @@ class Remote:
                 self._take(asked, answer)
         self.notes += self.transport.notes
         self.transport.notes.clear()
+
+    def take_traffic(self) -> dict[str, list[int]]:
+        """Bytes that went to each node and came from it since the last call."""
+        found, self._traffic = self._traffic, {}
+        return found
 
     def forget(self, node: str) -> None:
         """Forgets which models a node holds: it has started again."""
@@ -127,20 +129,20 @@ class Remote:
         self.transport.close()
         self.local.close()
 
-    def _ask(self, message: TaskMessage, again: bool = False) -> Asked:
-        task = message.envelope.task
-        node = task.to
-        held = frozenset() if again else self._held.get(node, frozenset())
-        sent = {mark: part for mark, part in message.models.items() if mark not in held}
-        asked = Asked(message, tensor_bytes(task, sent), again)
-        self._send(asked, held)
+    def _ask(self, message: TaskMessage) -> Asked:
+        asked = Asked(message)
+        self._send(asked, self._held.get(message.envelope.task.to, frozenset()))
         return asked
 
     def _send(self, asked: Asked, held: frozenset[str]) -> None:
         node = asked.message.envelope.task.to
+        self._asked[self._post(node, asked.message.parts(held), self.terms.deadline(node))] = asked
+
+    def _post(self, node: str, parts: Parts, seconds: float) -> int:
         self._number += 1
-        self._asked[self._number] = asked
-        self.transport.post(node, self._number, asked.message.parts(held), self.terms.deadline(node))
+        self._traffic.setdefault(node, [0, 0])[0] += sum(len(part) for part in parts)
+        self.transport.post(node, self._number, parts, seconds)
+        return self._number
 
     def _take(self, asked: Asked, answer: Answer) -> None:
         envelope = asked.message.envelope
@@ -149,9 +151,9 @@ class Remote:
             asked.result = TaskResult(bare_task(envelope.task), fault=why, lost=True)
             self.forget(envelope.task.to)
             return
-        found = read_result(answer.parts, envelope, self.terms.limits, asked.down)
+        found = read_result(answer.parts, envelope, self.terms.limits)
         if found.missing and not asked.again:
-            asked.again, asked.down = True, tensor_bytes(envelope.task, asked.message.models)
+            asked.again = True
             self.forget(envelope.task.to)
             self._send(asked, frozenset())
             return

@@ -176,13 +176,13 @@ class ReadResult:
     """The models that the node holds now."""
 
 
-def read_result(parts: Parts, envelope: TaskEnvelope, limits: Limits, down: int) -> ReadResult:
+def read_result(parts: Parts, envelope: TaskEnvelope, limits: Limits) -> ReadResult:
     """The result in a node's answer. Whatever it holds, this raises nothing: an answer that makes no sense is refused.
 
-    The task of the result is the one that was sent, whatever the answer says. `down`: the bytes of tensors that were
-    sent.
+    The task of the result is the one that was sent, whatever the answer says. Its cost counts all models of the task,
+    as in a simulation, although a node may hold some already.
     """
-    bare = bare_task(envelope.task)
+    bare, down = bare_task(envelope.task), payload(envelope.task)
     try:
         return _read_result(read_head(parts, limits), envelope.task, bare, down)
     except (MessageError, Malformed) as fault:
@@ -305,8 +305,3 @@ def _model_bytes(value: Any) -> int:
         return value.nbytes
     arrays: list[Arrays] = [value["deltas"], value["whole"]]
     return sum(size(each) for each in arrays) + 4 * len(value["scales"])
-
-
-def tensor_bytes(task: Task, sent: Mapping[str, Bytes]) -> int:
-    """Bytes of tensors that go to a node with a task, if only these models do."""
-    return payload(replace(task, models=EMPTY)) + sum(len(part) for part in sent.values())
