@@ -1,4 +1,4 @@
-"""Federations of real nodes: who was there when, what crossed the network, and names in the place of ids."""
+"""Federations of real nodes: who was there when, bytes of messages, and names in the place of ids."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_node_has_a_letter_for_every_round(tmp_path: Path) -> None:
 def test_of_a_round_that_was_done_again_the_later_event_counts(tmp_path: Path) -> None:
     run = read_record(federation(tmp_path / "run", nodes_event(1, a="s"), nodes_event(1, a="a")))
     (node,) = run.nodes
-    assert (node.presence, node.bytes_down, run.crossed) == ("a", 1000, 1400)
+    assert (node.presence, node.bytes_down, run.message_bytes) == ("a", 1000, 1400)
 
 
 def test_nodes_are_sorted_by_name_with_numbers_as_numbers(tmp_path: Path) -> None:
@@ -74,10 +74,10 @@ def test_nodes_with_the_same_name_are_told_apart_by_their_ids(tmp_path: Path) ->
 def test_a_simulation_has_no_nodes_and_no_such_sections(tmp_path: Path) -> None:
     folder = made_run(tmp_path / "run", rounds=2)
     run, page = read_record(folder), source([folder], tmp_path / "a.html")
-    assert (run.nodes, run.crossed, nodes_table(run)) == ((), None, None)
+    assert (run.nodes, run.message_bytes, nodes_table(run)) == ((), None, None)
     assert SECTION not in page
     assert BESIDE not in page
-    assert "crossed the network" not in page
+    assert "messages of all kinds" not in page
 
 
 def test_every_node_has_a_strip_with_a_path_for_each_state(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_long_federation_of_many_nodes_stays_small(tmp_path: Path) -> None:
     assert len(page.encode()) < 400_000
 
 
-def test_bytes_that_crossed_stand_beside_models_and_times_by_tier(tmp_path: Path) -> None:
+def test_bytes_of_messages_stand_beside_models_and_times_by_tier(tmp_path: Path) -> None:
     """Watch: a asked 3 times, answered 2; c asked and answered once. Phone: b asked and answered twice."""
     folder = made_federation(tmp_path / "run", a="aas", b=" aa", c="a--")
     page = source([folder], tmp_path / "a.html")
@@ -149,14 +149,14 @@ def test_bytes_that_crossed_stand_beside_models_and_times_by_tier(tmp_path: Path
         ["phone", "2 kB", "800 B", "1.8 kB", "600 B", "4 s", "10 s"],
         ["all", "6 kB", "2 kB", "5.4 kB", "1.5 kB", "12 s", "30 s"],
     ]
-    assert "8 kB crossed the network in all" in page
+    assert "8 kB in messages of all kinds" in page
 
 
 def test_a_node_that_changed_its_tier_counts_where_it_was(tmp_path: Path) -> None:
     first, second = nodes_event(1, a="a"), nodes_event(2, a="a")
     second["nodes"][0]["tier"] = "laptop"  # type: ignore[index]
     run = read_record(federation(tmp_path / "run", first, second))
-    assert {tier.name: (tier.crossed_down, tier.crossed_up) for tier in run.tiers if tier.crossed_down} == {
+    assert {tier.name: (tier.messages_down, tier.messages_up) for tier in run.tiers if tier.messages_down} == {
         "watch": (1000, 400),
         "laptop": (1000, 400),
     }

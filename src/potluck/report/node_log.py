@@ -1,4 +1,4 @@
-"""The nodes of a federation, as the ledger tells of them: who was there in each round, and what crossed the network."""
+"""The nodes of a federation, as the ledger tells of them: who was there in each round, and bytes of messages."""
 
 from __future__ import annotations
 

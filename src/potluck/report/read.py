@@ -215,9 +215,9 @@ def _tiers(manifest: Json, scores: list[Json], log: _EventLog, best_by: str) -> 
     """The tiers of the manifest in its order, then all others that were scored or did work, such as the server."""
     declared = {text(tier.get("name")): tier for tier in map(mapping, sequence(manifest.get("tiers")))}
     scored = [name for line in scores for name in mapping(line.get("tiers"))]
-    crossed = log.nodes.tier_bytes()
-    names = dict.fromkeys([*declared, *scored, *log.tasks.tiers, *crossed])
-    found = ((name, declared.get(name, {}), crossed.get(name, (None, None))) for name in names)
+    messages = log.nodes.tier_bytes()
+    names = dict.fromkeys([*declared, *scored, *log.tasks.tiers, *messages])
+    found = ((name, declared.get(name, {}), messages.get(name, (None, None))) for name in names)
     return tuple(_tier(name, tier, scores, log.tasks, best_by, *both) for name, tier, both in found)
 
 
@@ -227,8 +227,8 @@ def _tier(
     scores: list[Json],
     tasks: TaskLog,
     best_by: str,
-    crossed_down: float | None,
-    crossed_up: float | None,
+    messages_down: float | None,
+    messages_up: float | None,
 ) -> TierRecord:
     lines = [
         (integer(line.get("round")) or 0, mapping(mapping(line.get("tiers")).get(name)), line.get("metric"))
@@ -246,8 +246,8 @@ def _tier(
         curve=LearningCurve(points, best_by),
         totals=tasks.tiers.get(name, RunningTotals()).totals(),
         accepted=tasks.accepted.get(name, RunningTotals()).totals(),
-        crossed_down=crossed_down,
-        crossed_up=crossed_up,
+        messages_down=messages_down,
+        messages_up=messages_up,
     )
 
 

@@ -173,9 +173,9 @@ class TierRecord:
     totals: TaskTotals = TaskTotals()
     accepted: TaskTotals = TaskTotals()
     """Only tasks whose reply was accepted; the cost of one visit comes from these."""
-    crossed_down: float | None = None
+    messages_down: float | None = None
     """Bytes of all messages that went to its nodes; None in a simulation."""
-    crossed_up: float | None = None
+    messages_up: float | None = None
     """Bytes of all messages that came from its nodes."""
 
 
@@ -349,9 +349,9 @@ class RunRecord:
         return sum_known(record.seconds for record in self.rounds)
 
     @property
-    def crossed(self) -> float | None:
+    def message_bytes(self) -> float | None:
         """Bytes of all messages between the server and the nodes of a federation."""
-        return sum_known(amount for tier in self.tiers for amount in (tier.crossed_down, tier.crossed_up))
+        return sum_known(amount for tier in self.tiers for amount in (tier.messages_down, tier.messages_up))
 
     def tier(self, name: str) -> TierRecord | None:
         return next((tier for tier in self.tiers if tier.name == name), None)

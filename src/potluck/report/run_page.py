@@ -70,11 +70,11 @@ def _headline(run: RunRecord) -> Markup:
     down, up = f"{format_bytes(totals.bytes_down)} down", f"{format_bytes(totals.bytes_up)} up"
     field_time, here = format_seconds(run.device_seconds), format_seconds(run.seconds)
     with_wait = [f"{format_seconds(run.round_seconds)} with the wait for the server"] * run.waits_for_server
-    really = [f"{format_bytes(run.crossed)} crossed the network in all"] * (run.crossed is not None)
+    messages = [f"{format_bytes(run.message_bytes)} in messages of all kinds"] * (run.message_bytes is not None)
     return cards(
         _score_card(run),
         _clients_card(run),
-        card("Traffic (measured)", format_bytes(totals.bytes), down, up, *really),
+        card("Traffic (measured)", format_bytes(totals.bytes), down, up, *messages),
         card("Time in the field (modelled)", field_time, "slowest device of every round, summed", *with_wait),
         card("Energy (modelled)", format_joules(totals.joules), "all devices together"),
         card("Time here (measured)", here, f"{run.rounds_done} rounds on the machine that ran this"),

@@ -77,7 +77,7 @@ def nodes_table(run: RunRecord) -> Table | None:
         _add_row(table, [node.name, node.tier or GAP, metric.format(node.score), answered, *traffic])
     more = f"; {many - MAX_NODES} more nodes are left out" if many > MAX_NODES else ""
     name = metric.name.split()[0]
-    table.caption = f"{name}: on the node's own rows; down, up: all bytes that crossed the network{more}"
+    table.caption = f"{name}: on the node's own rows; down, up: all messages to it and from it{more}"
     return table
 
 
