@@ -12,7 +12,8 @@ import potluck
 SOURCE = Path(potluck.__file__).parent
 
 ARROWS = {
-    "cli": {"run", "report"},
+    "cli": {"run", "report", "federation"},
+    "federation": {"run"},
     "run": {"engines", "methods", "models", "data", "fleet", "ledger"},
     "report": {"ledger"},
     "engines": {"learn"},
@@ -27,7 +28,11 @@ ARROWS = {
 }
 """Who may import whom (docs/architecture.md draws it); whatever these arrows reach may be imported too."""
 
-ONE_FILE = {"ray": "engines/cluster/engine.py", "flwr": "engines/flower.py"}
+ONE_FILE = {
+    "ray": "engines/cluster/engine.py",
+    "flwr": "engines/flower.py",
+    "cryptography": "federation/authority.py",
+}
 """Optional engines: each package is known to one file only."""
 
 PICKLING = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}

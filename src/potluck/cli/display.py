@@ -211,6 +211,11 @@ def print_table(table: Table) -> None:
     OUT.print(table)
 
 
+def print_note(text: str) -> None:
+    """Prints a line to standard error, without wrapping it."""
+    ERR.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def print_line(text: str) -> None:
     """Prints a line to standard output, without wrapping it."""
     OUT.print(text, markup=False, highlight=False, soft_wrap=True)

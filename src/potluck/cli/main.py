@@ -93,7 +93,7 @@ def _what_was_interrupted(stop: BaseException | None) -> str:
 def _run_command(given: list[str]) -> int:
     import typer
 
-    from potluck.cli.app import app
+    from potluck.cli.serving import app  # with all commands
 
     # Typer may use click or its own copy of it; in both, the usage errors have the same common parent.
     usage_error: type[Exception] = typer.BadParameter.__mro__[2]

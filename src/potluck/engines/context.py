@@ -74,14 +74,19 @@ class SimulationContext:
     """How many clients a GPU trains side by side, under the engine "graphs"."""
     mechanism: GaussianMechanism | None = None
     """Adds noise to a client's update before it leaves the device; None: no noise."""
+    own_noise: bool = False
+    """Whether the noise comes from the operating system, as at a real node: nobody who knows the seed may know it."""
     deadline: float = 0.0
     """Seconds that a task may take in a worker process; 0: no limit."""
     cluster: ClusterPlan | None = None
     """For engines that run on several machines."""
 
+    counts: Callable[[str], int] | None = None
+    """The number of samples of a client, if its data is not here, as with real nodes."""
+
     def samples(self, client: str) -> int:
         """How many samples a client trains on."""
-        return len(self.datasets.shard(client).train)
+        return self.counts(client) if self.counts else len(self.datasets.shard(client).train)
 
 
 @dataclass(frozen=True, eq=False)

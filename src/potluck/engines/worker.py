@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
@@ -293,6 +294,9 @@ class TaskRun:
         task, context = self._task, self._worker.context
         if context.mechanism is None or task.to == SERVER or task.verb in ("score", "personalise"):
             return reply
+        if context.own_noise:
+            noise = torch.Generator().manual_seed(int.from_bytes(os.urandom(8)) >> 1)
+            return context.mechanism(task, reply, context.zoo, noise)
         # A retried round sends other noise: equal noise on two unequal updates would show how they differ.
         again = (self._attempt,) if self._attempt else ()
         return context.mechanism(task, reply, context.zoo, stream(context.seed, "veil", *task.address, *again))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 from potluck.core import Client, SettingsError, Tier, numpy_stream
 
@@ -44,6 +44,43 @@ class Fleet:
             raise ValueError(f"fleet.memory = {self.memory} must be above 0 and at most 1")
         if self.seconds is not None and not self.seconds > 0:
             raise ValueError(f"fleet.seconds = {self.seconds} must be above 0; leave it out for no limit")
+
+
+class Clients(Protocol):
+    """The clients of a federation: simulated (`Population`), or real nodes that come and go."""
+
+    @property
+    def tiers(self) -> Sequence[Tier]: ...
+    @property
+    def clients(self) -> int:
+        """How many there are."""
+
+    @property
+    def present(self) -> int:
+        """How many can take part."""
+
+    def client(self, index: int, round: int) -> Client: ...
+    def index(self, id: str) -> int: ...
+    def cohort(self, round: int, size: int, wanted: Callable[[Client], bool] = ...) -> list[Client]: ...
+    def everyone(self, round: int) -> Iterator[Client]: ...
+    def drops(self, id: str, round: int, attempt: int = 0) -> bool: ...
+    def counts(self) -> dict[str, int]: ...
+    def scored(self, count: int, round: int) -> list[Client]: ...
+
+    def begin(self, round: int, quorum: int) -> None:
+        """Called before every attempt at a round: takes in who came and who left."""
+
+    def end(self, round: int, answered: Mapping[str, bool]) -> list[dict[str, Any]]:
+        """Called after a committed round, with who was asked and who answered; returns events for the ledger."""
+
+    def facts(self) -> dict[str, Any]:
+        """What the manifest should say of them, if it may change during a run; "tiers": the clients of each tier."""
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold of them."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes up the state of a checkpoint."""
 
 
 class Population:
@@ -115,6 +152,28 @@ class Population:
         """The number of clients of each tier; with redrawn tiers the mean, rounded."""
         starts = [0, *self._ends[:-1]]
         return {tier.name: end - start for tier, start, end in zip(self.tiers, starts, self._ends, strict=True)}
+
+    def scored(self, count: int, round: int) -> list[Client]:
+        """The clients that score models on their own splits: the same ones every time."""
+        size = min(count, self.clients)
+        picked = numpy_stream(self._seed, "scored").choice(self.clients, size, replace=False, shuffle=False)
+        clients = (self.client(int(index), round) for index in sorted(picked))
+        return [client for client in clients if not client.tier.absent]
+
+    def begin(self, round: int, quorum: int) -> None:
+        """Nobody comes or goes in a simulation."""
+
+    def end(self, round: int, answered: Mapping[str, bool]) -> list[dict[str, Any]]:
+        return []
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        pass
 
     def _random_order(self, round: int) -> Iterator[int]:
         """All clients in random order: a Fisher-Yates shuffle that goes only as far as it is read."""

@@ -131,6 +131,19 @@ def _owner(path: Path) -> dict[str, Any]:
     return owner if isinstance(owner, dict) else {}
 
 
+def process_in(folder: Path) -> int | None:
+    """The process of this machine that holds the lock of a folder; None if nobody does, or another machine does."""
+    path = folder / "lock"
+    owner = _owner(path)
+    if owner.get("host") != _host() or type(owner.get("pid")) is not int or not _owner_may_run(path):
+        return None
+    if fcntl is not None:
+        with suppress(OSError), open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return None  # it was left by a process that died
+    return int(owner["pid"])
+
+
 def _in_use(path: Path, remedy: str = "") -> FolderError:
     owner = _owner(path)
     who = printable(f"process {owner.get('pid')} on host {owner.get('host')}") if owner else "another process"

@@ -33,6 +33,8 @@ class Progress:
     stopped: bool = False
     usual: dict[str, list[float]] = field(default_factory=dict)
     """Numbers of replies that the gate accepted, on which its limits depend."""
+    clients: dict[str, Any] = field(default_factory=dict)
+    """The roster of a federation of real nodes; empty in a simulation."""
 
     @property
     def attempts(self) -> int:

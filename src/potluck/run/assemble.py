@@ -30,7 +30,7 @@ from potluck.core import (
 )
 from potluck.data import OWN, Federation, Source, load, load_public
 from potluck.engines import ClientData, RoundSession, SimulationContext, TaskEnvelope, TaskResult, usable_cores
-from potluck.fleet import Budget, Population, profile, widest_that_fits
+from potluck.fleet import Budget, Clients, Population, profile, widest_that_fits
 from potluck.learn import Classify, NextToken, Regress, Tag
 from potluck.models import ModelZoo, check, make_spec, tier_spec, widths_by_group
 from potluck.run import config, privacy
@@ -67,7 +67,7 @@ class Setup:
 
     experiment: Experiment
     context: SimulationContext
-    population: Population
+    population: Clients
     classes: int
     source: Source | None = None
     """The data set; None in a setup without data, as exports use it."""
@@ -139,7 +139,7 @@ def assemble(
         raise SettingsError(f"data '{source.name}' has several numbers in each row of y; give one to regress on.")
     if source.classes == 0 and settings(method).get("label_mask"):
         raise SettingsError(f"method.label_mask needs classes, and data '{source.name}' has none; set it to false.")
-    _refuse_unlabelled(method, experiment)
+    refuse_unlabelled(method, experiment)
     _refuse_deadline(experiment)
     public = public if public is not None else load_public(experiment.data)
     federation = Federation(source, experiment.data, experiment.seed, public)
@@ -150,11 +150,12 @@ def assemble(
     zoo = ModelZoo(full, present, len(federation.public), where)
     population = Population(tiers, federation.clients, experiment.fleet, experiment.seed)
     method.check(zoo)
-    datasets, problem = FederationDatasets(federation, population), _problem(source, zoo, experiment)
+    datasets, problem = FederationDatasets(federation, population), learning_problem(source, zoo, experiment)
     mechanism = privacy.make_mechanism(experiment, method, zoo, population)
     context = SimulationContext(
         *(method, zoo, datasets, problem, experiment.seed, where, run.stack),
-        *(run.precision, run.channels_last, run.streams, mechanism, run.deadline),
+        *(run.precision, run.channels_last, run.streams, mechanism),
+        deadline=run.deadline,
     )
     return Setup(experiment, context, population, source.classes, source, public, federation.samples)
 
@@ -234,7 +235,7 @@ def _refuse_deadline(experiment: Experiment) -> None:
         )
 
 
-def _refuse_unlabelled(method: Any, experiment: Experiment) -> None:
+def refuse_unlabelled(method: Any, experiment: Experiment) -> None:
     """Refuses public data from another data set if the method needs its labels. (Moss's WIRE can do without.)"""
     facts, other = facts_of(method), experiment.data.public_from.name
     if not other or facts is None or facts.public != "labels" or facts.unlabelled:
@@ -245,7 +246,7 @@ def _refuse_unlabelled(method: Any, experiment: Experiment) -> None:
     )
 
 
-def _problem(source: Source, zoo: Zoo, experiment: Experiment) -> Problem:
+def learning_problem(source: Source, zoo: Zoo, experiment: Experiment) -> Problem:
     """The learning problem: a label or a number for each example, or a tag or the next token for each token."""
     goal = _goal(source, experiment.data.metric)
     if odd := set(experiment.run.stop_at) - {goal.metric}:

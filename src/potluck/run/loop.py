@@ -66,6 +66,7 @@ class Loop:
         self._writing: BackgroundTask | None = None
         self._server_failed = False
         self._overspent = False
+        self._facts: dict[str, Any] = {}
 
     def restore(self, round: int, payload: bytes) -> None:
         """Restores the state of the checkpoint of this round."""
@@ -75,6 +76,7 @@ class Loop:
         self.dispatcher.strikes = dict(self.progress.strikes)
         self.dispatcher.usual = Usual(dict(self.progress.usual))
         self._saved = self.progress.done
+        self.setup.population.restore(self.progress.clients)
         for line in self.progress.tried:
             self.folder.journal.append(line)
         if self.context.mechanism is not None:
@@ -84,6 +86,7 @@ class Loop:
 
     def run(self) -> None:
         """Runs all remaining rounds."""
+        self.setup.population.begin(self.progress.done, self.experiment.run.quorum)
         if self._saved < 0 or self._owes_scores():
             self._score()
             with self.stops.defer():
@@ -127,6 +130,7 @@ class Loop:
             self._note_privacy()
             self._warn_of_silent_tier(session)
             self._warn_of_server_failure(session)
+            self._note_clients(session)
         due = self._is_score_due(index + 1)
         if due:
             self._score()
@@ -145,6 +149,7 @@ class Loop:
         run, made = self.experiment.run, self.progress.attempts
         first = made - made % (run.retries + 1)
         for attempt in range(made, first + run.retries + 1):
+            self.setup.population.begin(index, run.quorum)
             started = time.perf_counter()
             session = self.dispatcher.open(index, attempt)
             state = self.context.method.round(self.state, self.setup.view(index, session))
@@ -220,7 +225,25 @@ class Loop:
         known = [score for score in found if score is not None]
         return bool(known) and bool(known[0] >= wanted)
 
+    def _note_clients(self, session: RoundSession) -> None:
+        """Tells the population who answered, and records what it says of them."""
+        asked = [entry for entry in session.entries if entry.task.to != SERVER and not entry.skipped]
+        answered = {entry.task.to: False for entry in asked}
+        answered |= {entry.task.to: True for entry in asked if entry.verdict != "absent"}
+        for event in self.setup.population.end(self.progress.done - 1, answered):
+            self.folder.journal.append(event)
+
+    def _note_facts(self) -> None:
+        """Writes into the manifest what changed of the clients: nodes may come at any time."""
+        facts = self.setup.population.facts()
+        if facts != self._facts:
+            self._facts, tiers = facts, self.folder.manifest()["tiers"]
+            counted = [tier | {"clients": facts["tiers"].get(tier["name"], 0)} for tier in tiers]
+            self.folder.update_manifest(**facts | {"tiers": counted})
+
     def _save(self) -> None:
+        self.progress.clients = self.setup.population.state()
+        self._note_facts()
         progress = dataclasses.asdict(self.progress)
         value = {"progress": progress, "state": dict(vars(self.state)), "scores": self.scores}
         self._wait_for_checkpoint()

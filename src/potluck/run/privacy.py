@@ -36,7 +36,7 @@ from potluck.core import (
     stream,
 )
 from potluck.engines import LedgerEntry
-from potluck.fleet import Population
+from potluck.fleet import Clients
 from potluck.learn import GaussianMechanism
 from potluck.ledger import Journal, read_journal
 from potluck.run.settings import Experiment, Privacy
@@ -46,7 +46,7 @@ APART = 2.0
 MISSING = "[privacy] needs the package dp-accounting: pip install 'potluck[privacy]'"
 
 
-def make_mechanism(experiment: Experiment, method: Any, zoo: Zoo, population: Population) -> GaussianMechanism | None:
+def make_mechanism(experiment: Experiment, method: Any, zoo: Zoo, population: Clients) -> GaussianMechanism | None:
     """The Gaussian mechanism for all updates, or None without [privacy]; refuses methods that upload anything else."""
     wanted = experiment.privacy
     if not wanted.enabled:
@@ -164,7 +164,7 @@ def _refuse_statistics(method: Any, zoo: Zoo) -> None:
             )
 
 
-def _most_rounds(experiment: Experiment, population: Population, recruits: bool) -> int:
+def _most_rounds(experiment: Experiment, population: Clients, recruits: bool) -> int:
     """The number of rounds of the most often asked client; all rounds if the method chooses its own clients."""
     if recruits or experiment.cohort >= population.clients:
         return experiment.rounds

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from potluck.core import SERVER, Client, Expected, Model, Newborn, Plain, Task, describe, numpy_stream
+from potluck.core import SERVER, Client, Expected, Model, Newborn, Plain, Task, describe
 from potluck.engines import LedgerEntry, RoundSession
 from potluck.run.assemble import Setup
 
@@ -29,7 +29,7 @@ def score(setup: Setup, session: RoundSession, state: Any, done: int) -> tuple[d
     own = {client.id: method.serve(state, client, zoo) for client in clients}
     whole = served[""] if setup.experiment.score.local else None
     server_data = setup.context.datasets.shard(SERVER)
-    pieces = range(0, max(len(server_data.validation), len(server_data.test), 1), PIECE)
+    pieces = range(0, max(len(server_data.validation), len(server_data.test)), PIECE)
     common = setup.experiment.score.common
     tallies, faults = _collect(session, _tasks(served, own, whole, pieces, common), problem)
     spread = {client.id: _test_score(tallies.get((client.id, "")), problem) for client in clients}
@@ -104,13 +104,7 @@ def _personal_score(tally: Mapping[str, Any], problem: Any) -> dict[str, float |
 
 def scored_clients(setup: Setup, done: int) -> list[Client]:
     """The clients that score the model on their own splits: the same ones every time."""
-    population, wanted = setup.population, setup.experiment.score.clients
-    count = min(wanted, population.clients)
-    picked = numpy_stream(setup.experiment.seed, "scored").choice(
-        population.clients, count, replace=False, shuffle=False
-    )
-    clients = (population.client(int(index), done) for index in sorted(picked))
-    return [client for client in clients if not client.tier.absent]
+    return setup.population.scored(setup.experiment.score.clients, done)
 
 
 def _tasks(

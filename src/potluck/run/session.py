@@ -34,6 +34,7 @@ from potluck.core import (
     to_plain,
 )
 from potluck.data import OWN, Source
+from potluck.engines import Engine
 from potluck.ledger import LedgerError, RunFolder, planned_rounds, read_regular
 from potluck.run import config, data_record, privacy, toml
 from potluck.run.assemble import Setup, assemble, describe_data, engine_name
@@ -86,7 +87,7 @@ def run(
         text = toml.write(experiment.plain())
         return RunFolder.create(path, text, manifest(setup), mark(setup), experiment.run.keep)
 
-    return _run_in_folder(setup, folder, watch or Silent())
+    return run_in_folder(setup, folder, watch or Silent())
 
 
 def resume(
@@ -121,7 +122,7 @@ def resume(
             data_record.refuse_other_data(record, setup.source, setup.public, path)
         if mark(setup) != opened.mark:
             raise SettingsError(f"{path}: its settings.toml was changed since it began; start a new run instead.")
-        return _run_in_folder(setup, folder, watch or Silent(), resumed=True)
+        return run_in_folder(setup, folder, watch or Silent(), resumed=True)
 
 
 def settings_of(folder: RunFolder) -> Experiment:
@@ -138,19 +139,26 @@ def _apply_overrides(experiment: Experiment, rounds: int, engine: str | None) ->
     return config.experiment(plain, "resume")
 
 
-def _run_in_folder(
-    setup: Setup, open_folder: Callable[[], RunFolder], watch: ProgressListener, resumed: bool = False
+def run_in_folder(
+    setup: Setup,
+    open_folder: Callable[[], RunFolder],
+    watch: ProgressListener,
+    resumed: bool = False,
+    start: Callable[[Setup], Engine] = start_engine,
+    done: Callable[[Result], None] = lambda result: None,
 ) -> Result:
-    """Runs the remaining rounds, and closes the engine and the folder in every case."""
+    """Runs the remaining rounds, and closes the engine and the folder in every case; `done` is called before that."""
     threads = torch.get_num_threads()
     gc.freeze()  # existing objects stay until the end, so the collector need not scan them in every round
     try:
-        with Interrupts() as stops, closing(start_engine(setup)) as engine, ExitStack() as stack:
+        with Interrupts() as stops, closing(start(setup)) as engine, ExitStack() as stack:
             folder = None
             try:
                 with stops.defer():  # no folder may be left that says "running"
                     folder = stack.enter_context(open_folder())
-                return _run_to_end(Loop(setup, engine, folder, watch, stops), resumed)
+                result = _run_to_end(Loop(setup, engine, folder, watch, stops), resumed)
+                done(result)
+                return result
             except KeyboardInterrupt:
                 if folder is None:
                     raise
@@ -270,7 +278,7 @@ def mark(setup: Setup) -> str:
     Settings that have their default value are left out. So a run can be resumed with code that knows more settings.
     """
     plain, usual, method = setup.experiment.plain(), Experiment().plain(), setup.context.method
-    for name in ("name", "variant", "rounds", "run", "compare", "score", "method"):
+    for name in ("name", "variant", "rounds", "run", "compare", "score", "method", "nodes"):
         plain.pop(name)
     tier = to_plain(dataclasses.asdict(TierSettings()))
     plain = {name: changed_settings(value, usual[name]) for name, value in plain.items()}

@@ -187,6 +187,66 @@ class Privacy:
 
 
 @dataclass(frozen=True)
+class Nodes:
+    """A federation of real nodes, under [nodes]: what their data is, and how the server waits for them. Simulations do
+    not read it. See docs/deploying.md."""
+
+    shape: tuple[int, ...] = ()
+    """The shape of one input, the same at every node, such as [1, 28, 28]; for texts, the tokens of a row."""
+    classes: int | None = None
+    """The number of classes; 0: the labels are numbers to regress on."""
+    names: tuple[str, ...] = ()
+    """The names of the classes, in order, if they matter: for tags, they are the tags."""
+    labels: Literal["row", "tokens", "tags"] = "row"
+    """What has a label: each row; each token (the next token); or each token, with BIO tags."""
+    tokens: int = 0
+    """For texts: the size of the vocabulary. All nodes need the same one (data.tokenizer). 0: inputs are no tokens."""
+    pad: int = 0
+    """For texts: the padding token."""
+    sep: int = -1
+    """For texts: the token that ends the first text of a row, if rows may hold two texts; -1: they hold one."""
+    test: str = ""
+    """A file with test rows that the server has itself; empty: only nodes score models, on rows of their own."""
+    public: str = ""
+    """A file with public rows, for methods that need them. Every node has a copy, which is compared by a checksum."""
+    wait_for: int = 0
+    """How many nodes must be there before the first round; 0: all that are admitted."""
+    patience: float = 600.0
+    """Seconds that the server waits for nodes to come back, before a round that has too few of them, or after it was
+    started again. Then it goes on with those that are there."""
+    grace: float = 45.0
+    """Seconds that a node may be away within a round before the round goes on without it."""
+    deadlines: dict[str, float] = field(default_factory=dict)
+    """Seconds that a task may take, by tier; for tiers that are not named, run.deadline counts."""
+    misses: int = 3
+    """After this many rounds in a row without an answer, a node is not asked again until it comes back; one that is
+    there but too slow is offered a smaller tier."""
+    most_samples: int = 10_000_000
+    """The largest number of samples that a node may say it has. It bounds the weight of its updates."""
+    floor: int = 20
+    """A node tells no scores of splits that have fewer rows than this."""
+    updates: Literal["exact", "16-bit", "8-bit"] = "exact"
+    """How nodes send the models that they trained. exact: all numbers in full. 16-bit, 8-bit: the difference from the
+    model that they got, rounded; buffers stay exact."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(self.shape))
+        if any(length < 1 for length in self.shape):
+            raise ValueError(f"nodes.shape = {list(self.shape)} must hold whole numbers above 0")
+        lows = {"wait_for": 0, "misses": 1, "most_samples": 1, "floor": 0, "tokens": 0, "pad": 0, "sep": -1}
+        for name, low in lows.items():
+            if getattr(self, name) < low:
+                raise ValueError(f"nodes.{name} = {getattr(self, name)} is below {low}")
+        if self.classes is not None and (self.classes < 0 or self.classes == 1):
+            raise ValueError(f"nodes.classes = {self.classes} must be at least 2, or 0 for numbers to regress on")
+        for name in ("patience", "grace"):
+            if not 0 <= getattr(self, name) <= 1e9:
+                raise ValueError(f"nodes.{name} = {getattr(self, name):g} must be from 0 to 1e9 seconds")
+        if odd := [tier for tier, seconds in self.deadlines.items() if not 0 < seconds <= 1e9]:
+            raise ValueError(f"nodes.deadlines has {self.deadlines[odd[0]]:g} for '{odd[0]}'; give seconds above 0")
+
+
+@dataclass(frozen=True)
 class Comparison:
     """What `potluck compare` runs by default, under [compare]."""
 
@@ -236,6 +296,7 @@ class Experiment:
     score: Scoring = Scoring()
     run: Running = Running()
     compare: Comparison = Comparison()
+    nodes: Nodes = Nodes()
 
     def __post_init__(self) -> None:
         for name, low in (("seed", 0), ("rounds", 0), ("cohort", 1)):

@@ -80,12 +80,12 @@ def fingerprint_of(setup: Setup) -> dict[str, str]:
         "version of torch": torch.__version__.partition("+")[0],
         "version of numpy": np.__version__,
         "checksum of potluck's code": code_checksum(),
-        "checksum of your own code": _own_code(setup),
+        "checksum of your own code": own_code(setup),
         "checksum of the data": fingerprint(setup.source, setup.public)[:16],
     }
 
 
-def _own_code(setup: Setup) -> str:
+def own_code(setup: Setup) -> str:
     """A checksum of the modules that a user's method and networks come from; "none" if there are none."""
     zoo = setup.context.zoo
     specs: list[Spec] = [zoo.full, *(tier.spec for tier in zoo.tiers)]

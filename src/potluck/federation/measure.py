@@ -1,0 +1,132 @@
+"""What a machine can carry: seconds a training step and peak memory of each tier's network, measured here."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from potluck.core import Newborn, SettingsError, Tier, stream
+from potluck.engines import SimulationContext
+from potluck.federation.charter import CharterError
+from potluck.run.settings import Experiment
+
+STEPS = 4
+"""Steps that are measured; the first one is slower and does not count."""
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What training a tier's network takes on this machine."""
+
+    seconds: float
+    """A step."""
+    memory: int
+    """Bytes at the peak, besides what the process takes anyway."""
+    steps: int
+    """Steps in a round."""
+
+    @property
+    def round(self) -> float:
+        """Seconds of a round's training."""
+        return self.seconds * self.steps
+
+
+@dataclass(frozen=True)
+class DeviceBudget:
+    """What a round may take on this machine."""
+
+    memory: int
+    """Bytes."""
+    seconds: float = float("inf")
+
+
+def read_budget(text: str) -> DeviceBudget:
+    """The budget in a text such as ``memory=2GB,seconds=30``."""
+    found: dict[str, float] = {}
+    for item in text.split(","):
+        name, _, value = item.strip().partition("=")
+        if name not in ("memory", "seconds"):
+            raise SettingsError(
+                f"--budget {text}: '{name}' is neither memory nor seconds; write memory=2GB,seconds=30."
+            )
+        number = value.strip().lower().removesuffix("s" if name == "seconds" else "b")
+        unit = number[-1:] if number[-1:].isalpha() and name == "memory" else ""
+        try:
+            found[name] = float(number.removesuffix(unit)) * _UNITS[unit]
+        except (ValueError, KeyError):
+            raise SettingsError(f"--budget {text}: '{value}' is no number; write memory=2GB,seconds=30.") from None
+        if not 0 < found[name] < float("inf"):
+            raise SettingsError(f"--budget {text}: {name} must be above 0.")
+    return DeviceBudget(int(found.get("memory", usual_memory())), found.get("seconds", float("inf")))
+
+
+def usual_memory() -> int:
+    """Half of this machine's memory: the rest is for the system and other programs."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def measure(
+    context: SimulationContext, experiment: Experiment, tiers: Sequence[Tier], client: str
+) -> dict[str, Measured]:
+    """Trains each tier's network for a few steps on the node's own rows; nothing of it is kept."""
+    train, local = context.datasets.shard(client).train, experiment.local
+    rows = torch.arange(min(local.batch, len(train)))
+    steps = max(1, local.count(len(train)))
+    found: dict[str, Measured] = {}
+    for tier in tiers:
+        net = context.zoo.build(Newborn(tier.spec), stream(0, "blank")).to(context.hardware).train()
+        batch = {name: column.to(context.hardware) for name, column in train[rows].items()}
+        optimiser = torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9)
+        before, seconds = 0, []
+        for number in range(STEPS):
+            before = _reset_peak() if number == 1 else before  # the first step also loads libraries
+            started = time.perf_counter()
+            optimiser.zero_grad()
+            context.problem.loss(net, batch).backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+            seconds.append(time.perf_counter() - started)
+        work = context.zoo.cost(tier.spec, len(rows))
+        modelled = 3 * work.parameter_bytes + work.activation_bytes
+        peak = max(_peak() - before, modelled) if before else modelled
+        found[tier.name] = Measured(statistics.median(seconds[1:]), peak, steps)
+        del net, optimiser, batch
+    return found
+
+
+def largest_that_fits(measured: Mapping[str, Measured], budget: DeviceBudget) -> str:
+    """The last tier, in this order, that fits the budget; tiers are given smallest first."""
+    fitting = [name for name, one in measured.items() if one.memory <= budget.memory and one.round <= budget.seconds]
+    if fitting:
+        return fitting[-1]
+    name, least = next(iter(measured.items()))
+    raise CharterError(
+        f"no tier fits this machine: the smallest, '{name}', takes {least.memory / 1e6:,.0f} MB and "
+        f"{least.round:,.1f} s a round; the budget is {budget.memory / 1e6:,.0f} MB and {budget.seconds:g} s."
+    )
+
+
+def _reset_peak() -> int:
+    """Resets the peak of this process's memory, and returns what it holds now; 0 where that is not possible."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+        return _status("VmRSS")
+    except OSError:
+        return 0
+
+
+def _peak() -> int:
+    return _status("VmHWM")
+
+
+def _status(name: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return 0

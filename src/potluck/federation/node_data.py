@@ -1,0 +1,96 @@
+"""A node's own data: read from its file, compared with the charter, and split into train, validation and test."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from potluck.core import NOTHING, Examples, InputError
+from potluck.data import Data, Federation, Source, load
+from potluck.federation.charter import Charter, CharterError, OwnDatasets, describe_source
+from potluck.run.settings import Experiment, Nodes
+
+
+@dataclass(frozen=True, eq=False)
+class NodeData:
+    """The splits of a node's data."""
+
+    train: Examples
+    validation: Examples
+    test: Examples
+    labels: tuple[int, ...]
+
+
+def read_source(path: Path, data: Data) -> Source:
+    """The data set in a file. What kind of file it is follows from its name, else from the settings."""
+    if not path.exists():
+        raise InputError(f"{path}: no such file; give the node's data with --data.")
+    kind = "npz" if path.suffix == ".npz" else "npy" if path.is_dir() and any(path.glob("*.npy")) else data.name
+    return load(replace(data, name=kind, path=str(path)))
+
+
+def read_node_data(id: str, path: Path, public: Path | None, charter: Charter) -> OwnDatasets:
+    """The data of a node; an error of one line if it is not what the charter says."""
+    experiment = charter.experiment
+    source = read_source(path, experiment.data)
+    compare_source(source, experiment.nodes, str(path))
+    return OwnDatasets(id, split(source, experiment), read_public(public, charter))
+
+
+def split(source: Source, experiment: Experiment) -> NodeData:
+    """Splits a node's rows: data.test and data.validation are the shares that are held out of training."""
+    alone = replace(experiment.data, clients=1, partition="iid", samples=None, public=0, held_out="rows", groups=0)
+    rows = Federation(source, replace(alone, public_from=type(alone.public_from)()), experiment.seed)
+    own, floor = rows.shard(0), experiment.nodes.floor
+    held = [examples if len(examples) >= floor else NOTHING for examples in (rows.validation, rows.test)]
+    if not len(own.train):
+        raise InputError(f"{source.name}: no rows are left to train on.")
+    if len(own.train) > experiment.nodes.most_samples:
+        raise CharterError(
+            f"{source.name}: {len(own.train)} rows to train on; the charter allows {experiment.nodes.most_samples}."
+        )
+    return NodeData(own.train, held[0], held[1], own.labels)
+
+
+def read_public(path: Path | None, charter: Charter) -> Examples:
+    """A node's copy of the public rows, which must be the same as the server's."""
+    wanted = str(charter.plain["public"])
+    if not wanted:
+        return NOTHING
+    if path is None:
+        raise CharterError("the charter needs public rows: give this node's copy of them with --public FILE.")
+    found = read_source(path, charter.experiment.data)
+    if public_checksum(found) != wanted:
+        raise CharterError(
+            f"{path}: not the public rows of the charter (checksum {public_checksum(found)}, not {wanted})."
+        )
+    return found.train
+
+
+def public_checksum(source: Source) -> str:
+    """A checksum of public rows."""
+    return hashlib.sha256(source.fingerprint.encode()).hexdigest()[:16]
+
+
+def compare_source(source: Source, nodes: Nodes, where: str) -> None:
+    """Refuses data of another shape or with other labels than the charter says."""
+    if source.shape != nodes.shape:
+        wanted = "x".join(map(str, nodes.shape))
+        raise CharterError(f"{where}: inputs of {'x'.join(map(str, source.shape))}; the charter says {wanted}.")
+    classes = nodes.classes or 0
+    if bool(source.classes) != bool(classes):
+        kinds = ("numbers to regress on", f"{source.classes} classes")
+        wanted = kinds[0] if not classes else f"{classes} classes"
+        raise CharterError(f"{where}: its labels are {kinds[bool(source.classes)]}; the charter says {wanted}.")
+    if source.classes > classes:
+        raise CharterError(f"{where}: a label {source.classes - 1}; the charter has the classes 0 to {classes - 1}.")
+    if nodes.names and source.names and source.names != nodes.names:
+        odd = next((a, b) for a, b in zip((*source.names, ""), (*nodes.names, ""), strict=False) if a != b)
+        raise CharterError(f"{where}: a class is called '{odd[0]}' where the charter has '{odd[1]}'.")
+    found = describe_source(source)
+    for name in ("labels", "tokens", "pad", "sep"):
+        if found[name] != getattr(nodes, name):
+            raise CharterError(
+                f"{where}: nodes.{name} would be {found[name]!r} here, and the charter says {getattr(nodes, name)!r}."
+            )

@@ -1,0 +1,167 @@
+"""Runs a federation of real nodes: from settings to results, or from where it stopped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from potluck.core import NOTHING, Examples, SettingsError
+from potluck.engines import Engine, Serial
+from potluck.engines.remote import Remote, Terms, Transport
+from potluck.engines.remote.engine import FOREVER
+from potluck.federation.charter import Charter, describe_source, make_setup, server_data, write_charter
+from potluck.federation.host import Host, HostListener, NodeState
+from potluck.federation.node_data import compare_source, public_checksum, read_source
+from potluck.federation.roster import Roster
+from potluck.federation.status import StatusFile
+from potluck.ledger import RunFolder
+from potluck.run import config, toml
+from potluck.run.assemble import Setup
+from potluck.run.loop import ProgressListener
+from potluck.run.result import Result
+from potluck.run.session import RUNS, Silent, fresh_folder, manifest, mark, run_in_folder
+from potluck.run.settings import Experiment
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """A federation that is ready to start: its settings, its charter, and the roster of its nodes."""
+
+    setup: Setup
+    charter: Charter
+    roster: Roster
+
+
+def prepare(experiment: Experiment, name: str, method: Any = None) -> Federation:
+    """Builds the networks and the charter, and reads the files that the server has; refuses mistakes."""
+    experiment = _fill_in(experiment)
+    nodes = experiment.nodes
+    method = method if method is not None else config.method(experiment.method, experiment.local)
+    test: Examples | None = None
+    if nodes.test:
+        found = read_source(Path(nodes.test), experiment.data)
+        compare_source(found, nodes, nodes.test)
+        test = found.train
+    public, checksum = NOTHING, ""
+    if nodes.public:
+        rows = read_source(Path(nodes.public), experiment.data)
+        compare_source(rows, nodes, nodes.public)
+        public, checksum = rows.train, public_checksum(rows)
+    roster = Roster(experiment.seed, nodes.misses)
+    setup = make_setup(experiment, method, server_data(test, public, nodes.classes or 0), roster)
+    setup = replace(setup, context=replace(setup.context, counts=roster.samples))
+    return Federation(setup, write_charter(setup, name, checksum), roster)
+
+
+def _fill_in(experiment: Experiment) -> Experiment:
+    """The experiment with shape and classes of the server's own test rows, if [nodes] does not say them."""
+    nodes = experiment.nodes
+    if (nodes.shape and nodes.classes is not None) or not nodes.test:
+        return experiment
+    told = describe_source(read_source(Path(nodes.test), experiment.data))
+    return config.experiment(experiment.plain() | {"nodes": experiment.plain()["nodes"] | told}, "[nodes]")
+
+
+def serve(
+    federation: Federation,
+    transport: Callable[[Path], Transport],
+    expected: Callable[[], Mapping[str, str]],
+    out: Path | None = None,
+    watch: ProgressListener | None = None,
+) -> Result:
+    """Runs a federation to its end, in a run folder; goes on with the run that the folder holds.
+
+    `transport` starts the transport; it gets a folder for large messages on their way. `expected` gives the names of
+    the nodes that are admitted, by id.
+    """
+    setup, listener = federation.setup, watch or Silent()
+    path = out or default_folder(setup.experiment)
+    host: list[Host] = []
+
+    def start(setup: Setup) -> Engine:
+        engine = _engine(federation, transport)
+        host.append(_host(federation, engine, expected, listener, path))
+        return engine
+
+    resumed = (path / "manifest.json").exists()
+
+    def folder() -> RunFolder:
+        opened = _open(path) if resumed else _create(path, federation)
+        if opened.mark != mark(setup):
+            opened.close()
+            raise SettingsError(f"{path} holds a federation with other settings; choose another --out.")
+        host[0].remote.terms = replace(host[0].remote.terms, oldest=lambda: min(opened.checkpoints.rounds(), default=0))
+        return opened
+
+    result = run_in_folder(setup, folder, listener, resumed, start, lambda result: host[0].end("done"))
+    with suppress(OSError):
+        (path / StatusFile.NAME).unlink()
+    return result
+
+
+def default_folder(experiment: Experiment) -> Path:
+    """The run folder of a federation: always the same one, so that the same command goes on with it."""
+    return RUNS / f"{fresh_folder(experiment).name.partition('-s')[0]}-s{experiment.seed}-federation"
+
+
+def _open(path: Path) -> RunFolder:
+    return RunFolder.open(path)
+
+
+def _create(path: Path, federation: Federation) -> RunFolder:
+    setup = federation.setup
+    facts = manifest(setup) | {"engine": "remote", "charter": federation.charter.hash}
+    return RunFolder.create(path, toml.write(setup.experiment.plain()), facts, mark(setup), setup.experiment.run.keep)
+
+
+def _engine(federation: Federation, transport: Callable[[Path], Transport]) -> SpooledRemote:
+    setup, roster = federation.setup, federation.roster
+    nodes, run = setup.experiment.nodes, setup.experiment.run
+
+    def deadline(node: str) -> float:
+        member = roster.members.get(node)
+        usual = run.deadline or FOREVER
+        return nodes.deadlines.get(member.tier, usual) if member else usual
+
+    spool = Path(tempfile.mkdtemp(prefix="potluck-spool-"))
+    try:
+        terms = Terms(federation.charter.hash, federation.charter.limits, nodes.updates, deadline, name=roster.name)
+        return SpooledRemote(transport(spool), Serial(setup.context), terms, spool)
+    except BaseException:
+        shutil.rmtree(spool, ignore_errors=True)
+        raise
+
+
+class SpooledRemote(Remote):
+    """Removes its folder for large messages at the end."""
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            shutil.rmtree(self.spool, ignore_errors=True)
+
+
+def _host(
+    federation: Federation,
+    engine: Remote,
+    expected: Callable[[], Mapping[str, str]],
+    listener: ProgressListener,
+    path: Path,
+) -> Host:
+    status = StatusFile(path)
+
+    def tell(nodes: Sequence[NodeState], waiting: str) -> None:
+        status.write(nodes, waiting, os.getpid())
+        if isinstance(listener, HostListener):
+            listener.nodes(nodes, waiting)
+
+    host = Host(engine, federation.charter, federation.roster, federation.setup.experiment.nodes, expected, tell)
+    host.notes = engine.notes  # the loop shows them
+    return host
