@@ -262,7 +262,11 @@ def main(address, name, instance, counter, folder, mode):
                 time.sleep(0.05)
         return parts
 
-    attend(address, *pems, instance, int(counter), respond, print, threading.Event(), Path(folder), patience=SOON)
+    stop = threading.Event()
+    try:
+        attend(address, *pems, instance, int(counter), respond, print, stop, Path(folder), patience=SOON)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The transport over gRPC: what arrives, who is refused, and what becomes of messages when something dies."""
 
 import re
+import signal
 import socket
 import ssl
 import subprocess
@@ -319,11 +320,15 @@ def test_certificates_that_expired_or_are_from_another_authority_are_refused(tmp
 
 def test_a_node_does_not_trust_a_server_of_another_authority_or_another_name(tmp_path):
     with serving(tmp_path) as server, Site(tmp_path, server.port, who=identity("a", by="other")) as site:
-        until(lambda: site.heard("cannot reach or trust"))
+        until(lambda: site.lines)
         assert server.present() == {}
+    reason = "its certificate is not from the authority of this federation; trying again"
+    assert site.lines[0] == f"cannot reach or trust {HOST}:{server.port}: {reason}"
     with serving(tmp_path, name="elsewhere", host="127.0.0.2") as server, Site(tmp_path, server.port) as site:
-        until(lambda: site.heard("cannot reach or trust"))
+        until(lambda: site.lines)
         assert server.present() == {}
+    reason = "its certificate is for another host name; trying again"
+    assert site.lines[0] == f"cannot reach or trust {HOST}:{server.port}: {reason}"
 
 
 def test_plaintext_and_callers_without_a_certificate_are_refused(tmp_path):
@@ -686,6 +691,18 @@ def test_without_the_library_there_is_one_line_that_names_the_extra():
     last = out.stderr.strip().splitlines()[-1]
     assert last.endswith("needs packages that are not installed: pip install 'potluck[deploy]'")
     assert "ResourceError" in last
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_an_interrupt_ends_a_node_at_once_whether_it_works_or_waits(tmp_path, busy):
+    with serving(tmp_path) as server, process(tmp_path, server.port, mode="hang") as child:
+        until(server.present)
+        if busy:
+            server.post(identity("a").id, 0, text("x"), DEADLINE)
+            until((tmp_path / "asked").exists)
+        child.send_signal(signal.SIGINT)
+        assert child.wait(DEADLINE) == 130
+        until(lambda: not server.present())
 
 
 def test_a_node_ends_when_it_is_told_to_also_while_nobody_is_there(tmp_path):
