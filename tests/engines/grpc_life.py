@@ -136,7 +136,7 @@ class Caller:
         )
         self.id = who.id
         self.channel = grpc.secure_channel(f"{HOST}:{port}", keys, options)
-        self.life, self.session = f"life of {name}", ""
+        self.life, self.session, self._calls = f"life of {name}", "", []
 
     def __enter__(self):
         return self
@@ -147,10 +147,11 @@ class Caller:
     def fetch(self, *sent):
         return self.channel.stream_stream(f"/{SERVICE}/{FETCH}")(iter(sent))
 
-    def enter(self, instance="i", counter=1):
+    def enter(self, instance="i", counter=1, held=()):
         """Begins as a node does; returns the call, after its first frame."""
-        hello = {"instance": instance, "counter": counter, "life": self.life, "session": "", "held": []}
-        call = self.fetch(frames.pack_head(frames.HELLO, hello))
+        hello = {"instance": instance, "counter": counter, "life": self.life, "session": self.session}
+        call = self.fetch(frames.pack_head(frames.HELLO, {**hello, "held": list(held)}))
+        self._calls.append(call)  # a call that nobody holds is cancelled
         self.session = frames.read_head(next(call), frames.WELCOME)["session"]
         return call
 

@@ -280,7 +280,7 @@ def test_a_key_that_is_revoked_while_it_is_connected_is_out_and_noted(tmp_path):
             go.set()
             assert ended(site) == f"{HOST}:{server.port} refuses this node: revoked"
             assert len(site.asked) == 1
-            assert list(server.present()) == [other.id]
+            until(lambda: list(server.present()) == [other.id])
             assert echoed(server, other, 2, "y")
         assert server.notes == [f"node {site.id} was refused: revoked"]
 
@@ -396,6 +396,37 @@ def test_the_same_process_may_connect_again_before_its_old_connection_is_known_t
         assert refused(call)[0] == "ABORTED"
         assert list(server.present()) == [first.id]
         assert server.notes == []
+
+
+def test_after_a_break_a_node_gets_what_it_does_not_hold_yet(tmp_path):
+    with serving(tmp_path) as server, Caller(server.port) as caller:
+        call = caller.enter()
+        for number in range(3):
+            server.post(caller.id, number, [], DEADLINE)
+        assert [frames.read_head(next(call), frames.MESSAGE)["number"] for _ in range(3)] == [0, 1, 2]
+        again = caller.enter(held=[0, 2])
+        server.post(caller.id, 3, [], DEADLINE)
+        assert [frames.read_head(next(again), frames.MESSAGE)["number"] for _ in range(2)] == [1, 3]
+        caller.session = "of another server"
+        last = caller.enter(held=[0, 2])
+        assert [frames.read_head(next(last), frames.MESSAGE)["number"] for _ in range(4)] == [0, 1, 2, 3]
+
+
+def test_a_node_that_came_back_in_time_is_not_given_up_later(tmp_path):
+    with serving(tmp_path, grace=0.3) as server, Caller(server.port, "b") as other:
+        with Caller(server.port) as caller:
+            caller.enter()
+        until(lambda: not server.present())
+        with Caller(server.port) as caller:
+            caller.enter()
+            server.post(caller.id, 0, [], DEADLINE)
+            other.enter().cancel()
+            until(lambda: other.id not in server.present())
+            server.post(other.id, 1, [], DEADLINE)
+            (answer,) = answers(server)
+            assert (answer.number, answer.fault) == (1, "left and did not come back within 0.3 s")
+            assert caller.post(caller.head(0)) == ""
+            assert [(answer.number, answer.fault) for answer in answers(server)] == [(0, "")]
 
 
 def test_answers_of_another_process_than_the_one_that_is_connected_are_refused(tmp_path):
@@ -620,6 +651,15 @@ def test_five_hundred_connections_at_once_do_not_hinder_a_node(tmp_path):
         with Site(tmp_path, server.port, "b") as other:
             there(server, other)
             assert not other.heard("cannot reach")
+
+
+def test_a_connection_without_a_call_is_closed(tmp_path):
+    states = []
+    with serving(tmp_path, limits=GrpcLimits(handshake=0.3)) as server, Caller(server.port) as caller:
+        caller.channel.subscribe(states.append)
+        assert refused(caller.fetch(b""))[0] == "INVALID_ARGUMENT"
+        until(lambda: grpc.ChannelConnectivity.READY in states)
+        until(lambda: states[-1] is grpc.ChannelConnectivity.IDLE)
 
 
 def idle_with_certificate(folder, port):

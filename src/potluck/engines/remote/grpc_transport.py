@@ -242,8 +242,9 @@ class GrpcServer:
 
     def _begin(self, message: _Message, seconds: float) -> None:
         node = self._nodes.get(message.node)
-        if not node or not (node.stream or node.timer):
-            self._end(message, Answer(message.node, message.number, fault="is not there"))
+        fault = self._refusal(node.id, node.expires) if node and (node.stream or node.timer) else "is not there"
+        if not node or fault:
+            self._end(message, Answer(message.node, message.number, fault=fault))
             return
         node.messages[message.number] = message
         late = Answer(message.node, message.number, fault=f"no answer within {seconds:g} s")
