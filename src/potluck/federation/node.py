@@ -61,8 +61,8 @@ class NodeOptions:
     """The tier to take; empty: the largest that fits the budget."""
     budget: DeviceBudget = field(default_factory=lambda: DeviceBudget(usual_memory()))
     hardware: str = "cpu"
-    threads: int = 0
-    """Threads that compute; 0: as many as torch chooses. With one, results are the same on every machine of a kind."""
+    threads: int = 1
+    """Threads that compute. With one, results are the same on every machine of a kind; large networks may need more."""
 
 
 @dataclass(eq=False)
@@ -101,8 +101,7 @@ class Node:
         self._models = ModelCache(ROOM)
         self._agreement: Agreement | None = None
         self._limits = Limits()
-        if options.threads:
-            torch.set_num_threads(options.threads)
+        torch.set_num_threads(options.threads)
 
     def respond(self, parts: Parts) -> Parts:
         """The answer to a message. Whatever goes wrong becomes an answer; only Ctrl-C goes through."""

@@ -81,8 +81,12 @@ def pack_task(
     return TaskMessage(envelope, pack_array(head), dict(models.values()))
 
 
+MODELS = 16
+"""Models that a node keeps: those of a few rounds. It names all of them in every answer."""
+
+
 class ModelCache:
-    """The models that a node got, by mark; the oldest ones go when there are too many bytes."""
+    """The models that a node got, by mark; the oldest ones go when there are too many, or too many bytes."""
 
     def __init__(self, room: int) -> None:
         self._room, self._bytes = room, 0
@@ -109,7 +113,7 @@ class ModelCache:
 
     def prune(self) -> list[str]:
         """Lets old models go; returns the marks of those that stay."""
-        while self._bytes > self._room and len(self._parts) > 1:
+        while len(self._parts) > MODELS or (self._bytes > self._room and len(self._parts) > 1):
             self._bytes -= len(self._parts.popitem(last=False)[1])
         return list(self._parts)
 
