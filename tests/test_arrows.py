@@ -31,9 +31,10 @@ ARROWS = {
 ONE_FILE = {
     "ray": "engines/cluster/engine.py",
     "flwr": "engines/flower.py",
-    "cryptography": "federation/authority.py",
+    "grpc": "engines/remote/grpc_library.py",
+    "cryptography": "federation/authority.py engines/remote/grpc_library.py",
 }
-"""Optional engines: each package is known to one file only."""
+"""Optional packages: each is known to these files only."""
 
 PICKLING = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 CALLS = {"eval", "exec", "compile", "__import__"}
@@ -91,7 +92,7 @@ def closed_doors(path: str, room: str, tree: ast.AST) -> Iterator[str]:
             yield f"imports {name}"
         if top == "multiprocessing" and name != "multiprocessing.connection.wait":
             yield f"imports {name}, which pickles"
-        if path != ONE_FILE.get(top, path):
+        if path not in ONE_FILE.get(top, path).split():
             yield f"imports {top}, which belongs to {ONE_FILE[top]}"
         if room in LIGHT and top in ("torch", "numpy"):
             yield f"imports {top}"
