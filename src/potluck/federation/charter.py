@@ -45,6 +45,7 @@ from potluck.run.assemble import (
     refuse_unlabelled,
 )
 from potluck.run.code_checksum import code_checksum
+from potluck.run.session import mark
 from potluck.run.settings import Experiment, Nodes
 from potluck.run.world import own_code
 
@@ -113,6 +114,7 @@ def write_charter(setup: Setup, federation: str, public: str) -> Charter:
         {
             "protocol": PROTOCOL,
             "federation": federation,
+            "run": mark(setup)[:16],
             "potluck": version("potluck"),
             "code": code_checksum(),
             "own_code": own_code(setup),
