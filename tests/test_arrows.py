@@ -145,6 +145,7 @@ def test_core_and_ledger_import_nothing_of_ours():
         ("run/config.py", "exec('1')", "run/config.py: calls exec"),
         ("engines/serial.py", "from multiprocessing import Pool", "engines/serial.py: imports multiprocessing.Pool"),
         ("learn/fit.py", "import ray", "learn/fit.py: imports ray, which belongs to engines/cluster/engine.py"),
+        ("federation/kits.py", "import cryptography.x509", "federation/kits.py: imports cryptography, which"),
         ("methods/local.py", "import flwr.app", "methods/local.py: imports flwr, which belongs to engines/flower.py"),
     ],
 )  # fmt: skip

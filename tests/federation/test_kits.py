@@ -857,7 +857,7 @@ def test_times_in_the_list_are_those_of_the_last_change(kits):
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(FolderError, match="file/kits: cannot make the folder: Not a directory"):
+    with pytest.raises(FolderError, match="file/kits: cannot make the folder: File exists"):
         make_kits(tmp_path / "file" / "kits" / "kits")
 
 

@@ -76,7 +76,7 @@ def join(
     tier: TierOption = "",
     budget: BudgetOption = "",
     state: StateOption = None,
-    threads: Annotated[int, typer.Option(help="Threads that compute; 0: as many as torch chooses.", min=0)] = 0,
+    threads: Annotated[int, typer.Option(help="Threads that compute; more than one helps large networks.", min=1)] = 1,
     yes: Annotated[bool, typer.Option("--yes", help="Agree to the charter without asking.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Say what leaves this node, and do nothing.")] = False,
 ) -> None:

@@ -16,6 +16,7 @@ from potluck.engines.remote.grpc_node import attend
 from potluck.federation.kits import Kit
 from potluck.federation.node import Node
 from potluck.ledger import FolderError, Lock, write_atomically
+from potluck.run.interrupts import Interrupts
 
 
 def join(kit: Kit, node: Node, say: Callable[[str], None], stop: threading.Event | None = None) -> str:
@@ -34,7 +35,8 @@ def join(kit: Kit, node: Node, say: Callable[[str], None], stop: threading.Event
                 stop.set()
             return answer
 
-        attend(kit.address, kit.ca, kit.cert, kit.key, instance, counter, respond, say, stop, Path(spool))
+        with Interrupts():
+            attend(kit.address, kit.ca, kit.cert, kit.key, instance, counter, respond, say, stop, Path(spool))
     if node.fault:
         raise node.fault
     return node.ended

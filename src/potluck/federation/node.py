@@ -63,8 +63,8 @@ class NodeOptions:
     """The tier to take; empty: the largest that fits the budget."""
     budget: DeviceBudget = field(default_factory=lambda: DeviceBudget(usual_memory()))
     hardware: str = "cpu"
-    threads: int = 0
-    """Threads that compute; 0: as many as torch chooses. With one, results are the same on every machine of a kind."""
+    threads: int = 1
+    """Threads that compute. With one, results are the same on every machine of a kind; large networks may need more."""
 
 
 @dataclass(eq=False)
@@ -113,8 +113,7 @@ class Node:
         self._models = ModelCache(ROOM)
         self._agreement: Agreement | None = None
         self._limits = Limits()
-        if options.threads:
-            torch.set_num_threads(options.threads)
+        torch.set_num_threads(options.threads)
 
     @property
     def memory(self) -> NodeMemory:

@@ -1,7 +1,7 @@
 """The memory that a node keeps between rounds, in several versions. It never leaves the node; the server has a receipt.
 
-A version is a file, named by the round that wrote it, by its hash, and by the hash of the version that it was made from.
-A task names the version to start from: the server may have gone back to an earlier checkpoint.
+A version is a file, named by the round that wrote it, by its hash, and by the hash of the version that it was made
+from. A task names the version to start from: the server may have gone back to an earlier checkpoint.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def start_node(
         log = (kit / "log.txt").open("ab")
         keep(log)
         return subprocess.Popen(
-            [*command, "--tier", tier, "--threads", "1", "--yes", *arguments],
+            [*command, "--tier", tier, "--yes", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -1,7 +1,7 @@
 """What the server and a node say to each other: tasks and results as parts of bytes (see `core/message.py`).
 
-The first part of a message is its head. The models and the arrays of a task are parts of their own, each named by a hash
-of its bytes, so that equal ones are packed once, and go to a node once.
+The first part of a message is its head. The models and the arrays of a task are parts of their own, each named by a
+hash of its bytes, so that equal ones are packed once, and go to a node once.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def bare_task(task: Task) -> Task:
 def _read_result(told: Mapping[str, Any], task: Task, bare: Task, down: int) -> ReadResult:
     match told["kind"]:
         case "missing":
-            odd = "its answer makes no sense: it lacks models that were just sent"  # the second time, it had all of them
+            odd = "its answer makes no sense: it lacks models that were just sent"  # the second time, it got all
             return ReadResult(TaskResult(bare, Reply(task=bare, cost=Cost(down)), refused=odd), missing=True)
         case "declined" | "refused" as kind:  # it says why it cannot do the task: no nonsense, and no strike
             return ReadResult(TaskResult(bare, fault=f"it {kind}: {word(told, 'reason') or 'it gave no reason'}"))

@@ -58,9 +58,9 @@ def read_model(key: str, value: Any, sent: Model | None) -> Model:
         return value
     if not isinstance(value, Mapping) or sent is None or isinstance(sent, Newborn):
         raise MessageError(f"model '{key[:40]}' is none")
-    spec, deltas, scales, whole = (value.get(name) for name in ("spec", "deltas", "scales", "whole"))
-    tables = isinstance(deltas, Mapping) and isinstance(scales, Mapping) and isinstance(whole, Mapping)
-    if not isinstance(spec, Spec) or not tables or deltas.keys() != scales.keys() or deltas.keys() & whole.keys():
+    spec = value.get("spec")
+    deltas, scales, whole = (_mapping(value.get(name)) for name in ("deltas", "scales", "whole"))
+    if not isinstance(spec, Spec) or deltas.keys() != scales.keys() or deltas.keys() & whole.keys():
         raise MessageError(f"model '{key[:40]}' is no difference from what was sent")
     arrays: dict[str, Any] = {}
     for name in sent.arrays:  # in the order of what was sent, so that sums are the same
@@ -71,6 +71,10 @@ def read_model(key: str, value: Any, sent: Model | None) -> Model:
     if len(arrays) != len(deltas) + len(whole):
         raise MessageError(f"model '{key[:40]}' has tensors that were not sent")
     return Model(spec, arrays)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _add(sent: Tensor, delta: Any, scale: Any, name: str) -> Tensor:
