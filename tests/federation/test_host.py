@@ -39,8 +39,6 @@ class Comings(InProcess):
 
 
 class NoEngine:
-    notes = []
-
     def run(self, envelopes):
         raise AssertionError("the server has no tasks here")
 
