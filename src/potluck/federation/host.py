@@ -109,8 +109,8 @@ class Host:
         return frozenset(self._agreed) & self.remote.transport.present().keys()
 
     def gather(self, round: int, quorum: int) -> None:
-        """Takes in who came; waits for nodes if there are too few. If none come, those that are there but missed too many
-        rounds are asked again."""
+        """Takes in who came; waits for nodes if there are too few. If none come, those that are there, but missed too
+        many rounds, are asked again."""
         if not self._began:
             self._wait_at_start()
             self._began = True
