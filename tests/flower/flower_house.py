@@ -110,14 +110,14 @@ class NodeProcess:
         if self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(20)
+                self.process.wait(30)
             except subprocess.TimeoutExpired:
                 self.kill()
 
 
 def children(pid):
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(child) for child in found]
+    """The processes that a process started, by any of its threads."""
+    return [int(child) for task in Path(f"/proc/{pid}/task").glob("*/children") for child in task.read_text().split()]
 
 
 def descendants(pid, word):
@@ -143,8 +143,8 @@ def main():
 
     def respond(parts):
         print(json.dumps({"asked": [int(part.size) for part in parts]}), flush=True)
-        if mode == "hang":
-            stop.wait()
+        while mode == "hang" and not (Path(key).parent / "go").exists() and not stop.is_set():
+            stop.wait(0.05)
         return [*parts, np.frombuffer(name.encode(), np.uint8)]
 
     attend_flower(address, Path(ca), Path(key), respond, stop, note=lambda line: print("note:", line, flush=True))

@@ -49,8 +49,6 @@ BEAT = 8.0
 """Seconds between two signs of life of a task to its SuperNode."""
 REMEMBERED = 2
 """So many answers are kept, in case that their message is posted again."""
-START = 60.0
-"""Seconds in which a SuperNode must have opened its socket."""
 
 
 def attend_flower(
@@ -67,25 +65,33 @@ def attend_flower(
     note; `most` limits a message's bytes."""
     stop = stop or threading.Event()
     folder = Path(tempfile.mkdtemp(prefix="potluck-flower-"))
-    uds = folder / "supernode"
-    settings = {"server": address, "ca": str(ca), "key": str(key), "uds": str(uds), "heartbeat": HEARTBEAT}
-    executor = Executor(str(uds), respond, stop, most)
-    pause = 1.0
+    uds = str(folder / "supernode")
+    settings = {"server": address, "ca": str(ca), "key": str(key), "uds": uds, "heartbeat": HEARTBEAT}
+    over = threading.Event()
+    keeper = threading.Thread(target=_keep_supernode, args=(settings, folder, over, note), name="flower-keep")
+    keeper.start()
     try:
-        while not stop.is_set():
-            uds.unlink(missing_ok=True)
-            started = time.monotonic()
-            program = Program("supernode", settings, folder)
-            try:
-                executor.serve(program.dead)
-            finally:
-                program.end()
-            if not stop.is_set():
-                note(f"the SuperNode ended and is started again: {one_line(program.last_words())}")
-                pause = 1.0 if time.monotonic() > started + 60 else min(pause * 1.5, 5.0)
-                stop.wait(pause)
+        Executor(uds, respond, stop, most).serve()
     finally:
+        over.set()
+        keeper.join()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _keep_supernode(settings: dict[str, Any], folder: Path, over: threading.Event, note: Callable[[str], None]) -> None:
+    """Runs a SuperNode, and a new one when it ends: also while a message is being answered."""
+    pause = 0.5
+    while not over.is_set():
+        Path(settings["uds"]).unlink(missing_ok=True)
+        started = time.monotonic()
+        program = Program("supernode", settings, folder)
+        while not over.wait(0.2) and not program.dead():
+            pass
+        program.end()
+        if not over.is_set():
+            note(f"the SuperNode ended and is started again: {one_line(program.last_words())}")
+            pause = 0.5 if time.monotonic() > started + 60 else min(pause * 1.5, 5.0)
+            over.wait(pause)
 
 
 class Executor:
@@ -95,30 +101,27 @@ class Executor:
         self._uds, self._respond, self._stop, self._most = uds, respond, stop, most
         self._answered: OrderedDict[str, Parts] = OrderedDict()
 
-    def serve(self, dead: Callable[[], bool]) -> None:
-        """Works until the SuperNode is dead, or until it is to stop."""
-        pause, end = 0.05, time.monotonic() + START
-        while not listening(self._uds):
-            if self._stop.wait(0.1) or dead() or time.monotonic() > end:
-                return
-        client = runtime_client("http://supernode", self._uds)
-        try:
-            while not self._stop.is_set() and not dead():
-                try:
-                    task = client.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-clientapp"]))
-                except HTTPError:
-                    return
-                if task.HasField("task") and task.token:
-                    with suppress(HTTPError, FlowerFault):  # then the server hears of it from the SuperNode, or not at all
-                        self._answer(task.token, dead)
-                    pause = 0.05
-                else:
-                    self._stop.wait(pause)
-                    pause = min(pause * 1.1, 0.3)
-        finally:
-            client.close()
+    def serve(self) -> None:
+        """Works until it is to stop."""
+        while not self._stop.is_set():
+            if listening(self._uds):
+                with suppress(HTTPError), runtime_client("http://supernode", self._uds) as client:
+                    self._serve(client)
+            self._stop.wait(0.1)
 
-    def _answer(self, token: str, dead: Callable[[], bool]) -> None:
+    def _serve(self, client: Any) -> None:
+        pause = 0.05
+        while not self._stop.is_set():
+            task = client.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-clientapp"]))
+            if task.HasField("task") and task.token:
+                with suppress(FlowerFault):  # the SuperNode tells the server that the task had no end
+                    self._answer(task.token)
+                pause = 0.05
+            else:
+                self._stop.wait(pause)
+                pause = min(pause * 1.1, 0.3)
+
+    def _answer(self, token: str) -> None:
         client = runtime_client("http://supernode", self._uds, name="flwr-clientapp", token=token)
         over, done = threading.Event(), threading.Event()
         beats = threading.Thread(target=self._beat, args=(client, over, done), name="flower-beat", daemon=True)
@@ -128,10 +131,10 @@ class Executor:
             here, run = int(given.context.node_id), int(given.run.run_id)
             del given  # with the app that the server sent
             while not (found := client.PullMessages(PullAppMessagesRequest())).messages_list:
-                if over.wait(0.05) or dead():
+                if over.wait(0.05):
                     raise FlowerFault("the SuperNode took the message back")
             asked = found.messages_list[0].metadata
-            puller = Puller(client, here, run, lambda: over.is_set() or dead() or self._stop.is_set())
+            puller = Puller(client, here, run, lambda: over.is_set() or self._stop.is_set())
             key, parts = puller.fetch(found.message_object_trees[0], self._most)
             puller.done(asked.message_id)
             answer = self._answer_once(key, parts)

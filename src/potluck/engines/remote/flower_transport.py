@@ -284,6 +284,7 @@ class FlowerServer:
             if not self._superlink and (self._program is None or self._program.dead()):
                 if self._program is not None:
                     fault = self._program.last_words()
+                    self._program.end()
                 self._start_superlink()
             try:
                 if self._superlink or listening(self._settings["uds"]):
@@ -321,17 +322,32 @@ class FlowerServer:
         """Registers the keys that are admitted and not known yet, and removes those that no longer are."""
         wanted = {fingerprint(key): bytes(key) for key in self._keys()}
         if not self._registered:
-            nodes = control.ListNodes(ListNodesRequest()).nodes_info
-            self._registered = {fingerprint(node.public_key): node.node_id for node in nodes if node.public_key}
+            known = control.ListNodes(ListNodesRequest()).nodes_info
+            there = [node for node in known if node.public_key and node.status != "unregistered"]
+            self._registered = {fingerprint(node.public_key): int(node.node_id) for node in there}
         for node in wanted.keys() - self._registered.keys():
-            answer = control.RegisterNode(RegisterNodeRequest(public_key=wanted[node]))
-            self._registered[node] = int(answer.node_id)
+            self._registered[node] = self._register(control, node, wanted[node])
         for node in self._registered.keys() - wanted.keys():
-            control.UnregisterNode(UnregisterNodeRequest(node_id=self._registered[node]))
+            if self._registered[node]:
+                control.UnregisterNode(UnregisterNodeRequest(node_id=self._registered[node]))
             del self._registered[node]
             with self._change:
                 self._seen.pop(node, None)
                 self._gone[node] = -float("inf")
+
+    def _register(self, control: Any, node: str, key: bytes) -> int:
+        """Registers a key; returns the node's Flower id. Flower never takes a key again that was removed, so then a
+        SuperLink of our own is started anew."""
+        try:
+            return int(control.RegisterNode(RegisterNodeRequest(public_key=key)).node_id)
+        except HTTPError as error:
+            if not 400 <= status_of(error) < 500:
+                raise
+            if self._program is not None and self._run is not None:
+                self._program.end()
+                raise FlowerFault(f"node {node} is admitted again, for which Flower needs a restart") from error
+            self._note(f"node {node}: the SuperLink does not register its key")
+            return 0
 
     # Three threads.
 
@@ -464,6 +480,7 @@ class FlowerServer:
                 name = push(run.client, message)
             except (HTTPError, FlowerFault) as error:
                 with self._change:
+                    due.tries -= status_of(error) == 0 and not isinstance(error, FlowerFault)  # no answer at all
                     due.reason = f"Flower did not take the message: {one_line(str(error)) or type(error).__name__}"
                 self._pause(0.2)
                 continue
