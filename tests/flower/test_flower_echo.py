@@ -34,7 +34,9 @@ class Federation:
     def __init__(self, house, patience=30.0):
         self.house, self.nodes, self.number = house, {}, 0
         self.admitted = {}
-        self.server = FlowerServer(lambda: list(self.admitted.values()), house.cert, house.key, house.ca, patience=patience)
+        self.server = FlowerServer(
+            lambda: list(self.admitted.values()), house.cert, house.key, house.ca, patience=patience
+        )
 
     def admit(self, name):
         self.admitted[name] = self.house.publics.get(name) or self.house.node(name)
@@ -110,7 +112,9 @@ def test_each_of_three_nodes_answers_its_own_message(three):
     assert {number: [text(one) for one in answer.parts] for number, answer in found.items()} == {
         number: [f"for {name}", "", name] for number, name in numbers.items()
     }
-    assert {number: answer.node for number, answer in found.items()} == {n: three.id(name) for n, name in numbers.items()}
+    assert {number: answer.node for number, answer in found.items()} == {
+        n: three.id(name) for n, name in numbers.items()
+    }
 
 
 def test_a_node_answers_messages_in_the_order_in_which_they_were_posted(three):
@@ -223,7 +227,7 @@ def test_an_address_in_use_is_an_error_of_one_line(three):
 
     house = three.house
     with pytest.raises(ResourceError, match=f"cannot listen at {three.server.address}"):
-        FlowerServer(lambda: [], house.cert, house.key, house.ca, three.server.address)
+        FlowerServer(list, house.cert, house.key, house.ca, three.server.address)
 
 
 @REFUSED
@@ -256,11 +260,16 @@ def test_a_superlink_that_is_killed_during_a_task_gets_the_answer_that_the_node_
     assert alone.nodes["a"].log.read_text().count("4343") == 1
 
 
-def test_an_answer_that_does_not_come_in_time_is_a_fault(alone):
+def test_an_answer_that_does_not_come_in_time_is_a_fault_and_is_dropped_with_a_note_when_it_comes(alone):
     alone.start("a", "hang")
     alone.wait_for("a")
     number = alone.post("a", part("x"), seconds=2)
     assert alone.answers(1)[number].fault == "no answer within 2 s"
+    until(lambda: alone.nodes["a"].said("asked"))
+    (alone.house.folder / "go").touch()
+    note = f"node {alone.id('a')}: the answer to message {number} came too late"
+    until(lambda: note in alone.server.notes)
+    assert alone.server.fetch(0) == []
 
 
 def test_a_supernode_that_is_killed_is_started_again_and_the_message_is_answered_once(alone):
@@ -294,7 +303,9 @@ def test_a_second_node_with_the_same_key_is_refused_while_the_first_is_there(alo
     since = alone.server.present()[alone.id("a")].since
     clone = NodeProcess(alone.house, "a", alone.server.address)
     try:
-        until(lambda: any(f"refused: node {alone.id('a')}" in note and "activate" in note for note in alone.server.notes))
+        until(
+            lambda: any(f"refused: node {alone.id('a')}" in note and "activate" in note for note in alone.server.notes)
+        )
         assert alone.server.present()[alone.id("a")].since == since
     finally:
         clone.end()

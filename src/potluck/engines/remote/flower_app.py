@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import hashlib
 import json
 import os
@@ -32,8 +31,8 @@ from typing import Any, TypeAlias
 FLEET = frozenset(
     f"/v1/fleet/{name}"
     for name in (
-        "activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages", "push-messages", "get-run", "get-fab",
-        "push-object", "pull-object", "confirm-message-received",
+        "activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages", "push-messages", "get-run",
+        "get-fab", "push-object", "pull-object", "confirm-message-received",
     )
 )  # fmt: skip
 """What a node may ask for. `register-node` and `unregister-node` are not among them."""
@@ -56,7 +55,7 @@ def fingerprint(public_key: bytes) -> str:
 
 
 class FleetOnly:
-    """The part of a SuperLink that nodes may reach: the fleet's paths, for registered keys, in requests of bounded size.
+    """What nodes may reach of a SuperLink: the fleet's paths, for registered keys, in requests of bounded size.
 
     It tells what it refused and who connected. Flower checks the signature behind it.
     """
@@ -68,37 +67,54 @@ class FleetOnly:
         if scope["type"] != "http":
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        node, address, path = "", (scope.get("client") or ("",))[0], str(scope["path"])
-        status = 404 if path not in FLEET or scope["method"] != "POST" else 0
-        if not status:
-            try:
-                key = base64.b64decode(headers["flwr-public-key"], validate=True)
-                node = fingerprint(key)
-                status = 0 if await asyncio.to_thread(self.registered, key) else 401
-            except (KeyError, ValueError, binascii.Error):
-                status = 401
-        if not status and not 0 <= int(length if (length := headers.get("content-length", "")).isdecimal() else -1) <= LONGEST:
-            status = 413
-        if status:
+        path, key = str(scope["path"]), _key(headers.get("flwr-public-key", ""))
+        event = {
+            "node": fingerprint(key) if key else "",
+            "address": (scope.get("client") or ("",))[0],
+            "path": path[:60],
+        }
+        if status := await self._verdict(scope["method"], path, key, headers.get("content-length", "")):
             if path != "/":  # that is a node that asks for the time: see `clock_offset`
-                self.tell({"event": "refused", "node": node, "address": address, "path": path, "status": status})
+                self.tell({"event": "refused", "status": status, **event})
             await send({"type": "http.response.start", "status": status, "headers": [(b"connection", b"close")]})
             await send({"type": "http.response.body", "body": b""})
             return
+        unread = True
 
         async def in_time() -> MutableMapping[str, Any]:
-            return await asyncio.wait_for(receive(), TRICKLE)
+            nonlocal unread
+            message = await asyncio.wait_for(receive(), TRICKLE if unread else None)
+            unread = unread and bool(message.get("more_body"))
+            return message
 
         async def watched(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                if message["status"] in (401, 403) or (path.endswith("activate-node") and message["status"] >= 400):
-                    told = {"event": "refused", "node": node, "address": address, "path": path, "status": message["status"]}
-                    self.tell(told)
-                elif path == "/v1/fleet/activate-node":
-                    self.tell({"event": "connected", "node": node, "address": address})
+                status, activates = int(message["status"]), path == "/v1/fleet/activate-node"
+                if status in (401, 403) or (activates and status >= 400):
+                    self.tell({"event": "refused", "status": status, **event})
+                elif activates:
+                    self.tell({"event": "connected", **event})
             await send(message)
 
         await self.app(scope, in_time, watched)
+
+    async def _verdict(self, method: str, path: str, key: bytes, length: str) -> int:
+        """The HTTP status with which a request is refused before it is read; 0 if it is not."""
+        if method != "POST" or path not in FLEET:
+            return 404
+        if not key or not await asyncio.to_thread(self.registered, key):
+            return 401
+        return 0 if length.isascii() and length.isdecimal() and int(length) <= LONGEST else 413
+
+
+def _key(head: str) -> bytes:
+    """The public key (PEM) in the head of a request; empty if there is none, or something else."""
+    try:
+        key = base64.b64decode(head, validate=True)
+        fingerprint(key)
+    except ValueError:
+        return b""
+    return key
 
 
 def run_superlink(settings: dict[str, Any]) -> None:
@@ -124,9 +140,14 @@ def run_superlink(settings: dict[str, Any]) -> None:
     inner = uvicorn.Server(uvicorn.Config(app, uds=settings["uds"], **common))
     outer = uvicorn.Server(
         uvicorn.Config(
-            FleetOnly(app, registered, tell), lifespan="off", limit_concurrency=CONNECTIONS, timeout_keep_alive=30,
-            ssl_certfile=settings["cert"], ssl_keyfile=settings["key"], **common,
-        )  # fmt: skip
+            FleetOnly(app, registered, tell),
+            lifespan="off",
+            limit_concurrency=CONNECTIONS,
+            timeout_keep_alive=30,
+            ssl_certfile=settings["cert"],
+            ssl_keyfile=settings["key"],
+            **common,
+        )
     )
     listener = socket.socket(fileno=settings["socket"])
 
@@ -178,9 +199,9 @@ def clock_offset(address: str, ca: str, wrong: float = 0.0) -> float:
 def run_supernode(settings: dict[str, Any]) -> None:
     """A SuperNode that starts no process and leaves its messages to whoever asks at the Unix socket `uds`."""
     import uvicorn
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
     from flwr.supercore import date, heartbeat
     from flwr.supercore.object_store import ObjectStoreFactory
+    from flwr.supercore.primitives.asymmetric import bytes_to_private_key
     from flwr.supercore.retry import http_retry
     from flwr.supernode import fleet_http_connection, node_auth_http_interceptor, start_client_internal
     from flwr.supernode.main import create_app
@@ -194,10 +215,12 @@ def run_supernode(settings: dict[str, Any]) -> None:
     ahead = timedelta(seconds=clock_offset(settings["server"], settings["ca"], wrong) + wrong)
     node_auth_http_interceptor.now = lambda: date.now() + ahead
 
-    key = load_pem_private_key(Path(settings["key"]).read_bytes(), password=None)
+    key = bytes_to_private_key(Path(settings["key"]).read_bytes())
     objects = ObjectStoreFactory()
     states = NodeStateFactory(objectstore_factory=objects)
-    config = uvicorn.Config(create_app(state_factory=states), uds=settings["uds"], access_log=False, log_level="warning")
+    config = uvicorn.Config(
+        create_app(state_factory=states), uds=settings["uds"], access_log=False, log_level="warning"
+    )
     threading.Thread(target=uvicorn.Server(config).run, daemon=True).start()
     start_client_internal.start_client_internal(
         state_factory=states,

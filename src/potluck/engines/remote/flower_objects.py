@@ -117,7 +117,7 @@ def make(
     arrays = ArrayRecord()
     for number, part in enumerate(parts):
         array = Array(dtype="uint8", shape=(part.size,), stype="potluck", data=b"")
-        array.data = memoryview(np.ascontiguousarray(part)).cast("B") if part.size else b""
+        array.data = np.ascontiguousarray(part).data if part.size else b""
         arrays[str(number)] = array
     content = RecordDict({KEY: ConfigRecord({"key": key}), BODY: arrays})
     metadata = Metadata(

@@ -269,7 +269,7 @@ class FlowerServer:
     def _note(self, line: str) -> None:
         with self._change:
             if line not in self.notes and len(self.notes) < 1000:
-                self.notes.append(line)
+                self.notes.append(one_line(line))
 
     def _clients(self, kind: Any, name: str, token: str = "") -> Any:
         if self._superlink:
@@ -555,7 +555,8 @@ class FlowerServer:
         except (HTTPError, FlowerFault) as error:
             answer = Answer(post.node, post.number, fault=f"the answer was lost: {one_line(str(error))}")
             if run is not self._run or isinstance(error, HTTPError):
-                return self._lost(post)
+                self._lost(post)
+                return
         finally:
             with self._change:
                 self._fetching.discard(name)
