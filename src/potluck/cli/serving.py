@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,14 @@ from potluck.cli.app import Format, FormatOption, SetOption
 from potluck.cli.federation import app
 
 __all__ = ["app"]
+
+
+class TransportName(StrEnum):
+    """What carries messages between the server and nodes."""
+
+    grpc = "grpc"
+    flower = "flower"
+
 
 if TYPE_CHECKING:
     from potluck.federation.kits import Kit
@@ -23,6 +32,10 @@ PublicOption = Annotated[Path | None, typer.Option("--public", help="This node's
 TierOption = Annotated[str, typer.Option("--tier", help="The tier to take; by default the largest that fits.")]
 BudgetOption = Annotated[
     str, typer.Option("--budget", metavar="memory=2GB,seconds=30", help="What a round may take on this machine.")
+]
+TransportOption = Annotated[
+    TransportName,
+    typer.Option("--transport", help="What carries messages; the same on both sides. flower needs the extra 'flower'."),
 ]
 StateOption = Annotated[
     Path | None, typer.Option("--state", help="The node's folder: memory and audit log; by default in the kit.")
@@ -38,6 +51,7 @@ def server(
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where to listen; by default the kit's port on all addresses.")
     ] = "",
+    transport: TransportOption = TransportName.grpc,
     format: FormatOption = Format.table,
 ) -> None:
     """Run a federation of real nodes, or go on with it; Ctrl-C saves and stops."""
@@ -49,22 +63,25 @@ def server(
     found = read_kit(kit, "server")
     federation = prepare(read_experiment(file, changes or ()), found.federation)
     folder = out or default_folder(federation.setup.experiment)
-    result = _serve(federation, found, folder, listen)
+    result = _serve(federation, found, folder, listen, transport)
     display.print_result(result, format is Format.json)
 
 
-def _serve(federation: Any, kit: Kit, folder: Path, listen: str = "") -> Any:
-    """Runs a federation over gRPC, with its progress on the terminal."""
+def _serve(
+    federation: Any, kit: Kit, folder: Path, where: str = "", transport: TransportName = TransportName.grpc
+) -> Any:
+    """Runs a federation, with its progress on the terminal."""
     from potluck.cli import display, federation_display
-    from potluck.federation.listening import admitted_nodes, listen_grpc
+    from potluck.federation.listening import admitted_nodes, listen
     from potluck.federation.server import serve
 
     experiment = federation.setup.experiment
-    display.print_note(f"{kit.federation}: listening on {listen or kit.address}; folder {folder}")
+    display.print_note(f"{kit.federation}: listening on {where or kit.address}; folder {folder}")
     with display.show_progress(experiment.rounds, experiment.name) as watch:
         shown = federation_display.WithNodes(watch)
         admitted = admitted_nodes(kit)
-        start = listen_grpc(kit, admitted, experiment.nodes.grace, federation.charter.limits.bytes, listen)
+        most = federation.charter.limits.bytes
+        start = listen(kit, admitted, experiment.nodes.grace, most, where, transport.value)
         return serve(federation, start, admitted.names, folder, shown)
 
 
@@ -77,6 +94,7 @@ def join(
     budget: BudgetOption = "",
     state: StateOption = None,
     threads: Annotated[int, typer.Option(help="Threads that compute; more than one helps large networks.", min=1)] = 1,
+    transport: TransportOption = TransportName.grpc,
     yes: Annotated[bool, typer.Option("--yes", help="Agree to the charter without asking.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Say what leaves this node, and do nothing.")] = False,
 ) -> None:
@@ -100,7 +118,7 @@ def join(
     watch = federation_display.NodeLines(found.name)
     options = NodeOptions(data, public, tier, _budget(budget), threads=threads)
     node = Node(found.node_id, state or kit / "state", options, watch, federation_display.consent(yes))
-    how = take_part(found, node, watch.say)
+    how = take_part(found, node, watch.say, transport=transport.value)
     display.print_line(f"{found.federation}: {how or 'ended'}; what left this node: {node.audit.path}")
 
 
@@ -117,6 +135,7 @@ def rehearse(
     rounds: Annotated[int | None, typer.Option(help="How many rounds; by default at most three.", min=0)] = None,
     changes: SetOption = None,
     out: OutOption = None,
+    transport: TransportOption = TransportName.grpc,
     format: FormatOption = Format.table,
 ) -> None:
     """Rehearse a federation on this machine: kits, TLS, a server and nodes, each node a process with its own file."""
@@ -136,8 +155,8 @@ def rehearse(
     kit = read_kit(folder / "kits" / "server", "server")
     federation = prepare(made.experiment, kit.federation)
     display.print_note(f"made {nodes} nodes in {folder}: a kit and a file for each; what they say is in log.txt")
-    with node_processes(folder / "kits", made):
-        result = _serve(federation, kit, folder / "run")
+    with node_processes(folder / "kits", made, ["--transport", transport.value]):
+        result = _serve(federation, kit, folder / "run", transport=transport)
     display.print_result(result, format is Format.json)
 
 
