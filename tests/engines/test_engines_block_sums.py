@@ -280,8 +280,8 @@ def test_blocks_are_added_in_order():
 # Batches
 
 
-def envelopes(count, size=1, without=(), unheld=()):
-    rules = FoldRules(Gate(), Usual(), False, {}, count)
+def envelopes(count, size=1, without=(), unheld=(), alike=True):
+    rules = FoldRules(Gate(), Usual(), False, {}, count, alike)
     shared = torch.zeros(size)
     for n in range(count):
         if n not in without:
@@ -310,6 +310,10 @@ def test_batches_have_several_blocks_and_fewer_towards_the_end():
     assert blocks(envelopes(200)) == ([64, 48, 32, 16, 16, 16, 8], [True] * 7)
     assert blocks(envelopes(200, size=300_000)) == ([64, 48, 32, 16, 16, 16, 8], [True] * 7)
     assert blocks(envelopes(200, size=900_000)) == ([32] * 5 + [16, 16, 8], [True] * 8)
+
+
+def test_tasks_that_take_unequal_time_are_sent_block_by_block():
+    assert blocks(envelopes(70, alike=False)) == ([16, 16, 16, 16, 6], [True] * 5)
 
 
 def test_a_block_with_a_task_that_must_come_as_it_is_is_not_added_up():

@@ -15,7 +15,7 @@ from itertools import chain, groupby, islice
 from typing import Generic, TypeVar
 
 from potluck.core import SERVER, ResourceError, Task
-from potluck.engines.context import SimulationContext, TaskEnvelope, TaskResult
+from potluck.engines.context import FoldRules, SimulationContext, TaskEnvelope, TaskResult
 from potluck.parts import BLOCK
 
 AHEAD = 4
@@ -238,7 +238,7 @@ def _batches(
 def _block_batches(envelopes: Iterable[TaskEnvelope], workers: int) -> Iterator[EnvelopeBatch]:
     """Groups tasks into whole blocks of a fold, if there are enough of them and they are small; else as `_batches`.
 
-    A batch has several blocks, fewer and fewer towards the end.
+    A batch of equal tasks has several blocks, fewer and fewer towards the end.
     """
     rest = iter(envelopes)
     first = next(rest, None)
@@ -257,7 +257,7 @@ def _block_batches(envelopes: Iterable[TaskEnvelope], workers: int) -> Iterator[
         whole = not left and all(envelope.fold is not None and envelope.fold.held is not None for envelope in drawn)
         if whole:
             batch, size = batch + drawn, size + more
-        if batch and (not whole or size > SMALL or _enough(batch, first.fold.rules.tasks, workers)):
+        if batch and (not whole or size > SMALL or _enough(batch, first.fold.rules, workers)):
             yield EnvelopeBatch(batch)
             batch, size = [], 0
         if not whole:
@@ -266,10 +266,13 @@ def _block_batches(envelopes: Iterable[TaskEnvelope], workers: int) -> Iterator[
         yield EnvelopeBatch(batch)
 
 
-def _enough(batch: Sequence[TaskEnvelope], tasks: int, workers: int) -> bool:
-    """Whether a batch of blocks is half of a worker's share of the tasks that were left before it."""
-    fold = batch[0].fold
-    return fold is None or 2 * workers * len(batch) >= tasks - fold.position
+def _enough(batch: Sequence[TaskEnvelope], rules: FoldRules, workers: int) -> bool:
+    """Whether a batch of blocks is half of a worker's share of the tasks that were left before it.
+
+    If tasks are unequal, one block is enough: several may take longer than all that the others have to do.
+    """
+    start = batch[0].fold.position if batch[0].fold is not None else 0
+    return not rules.alike or 2 * workers * len(batch) >= rules.tasks - start
 
 
 def _unsummed(envelope: TaskEnvelope) -> TaskEnvelope:

@@ -96,6 +96,8 @@ class FoldRules:
     whole: Shapes
     tasks: int
     """About how many tasks the fold has."""
+    alike: bool = False
+    """Whether all tasks hold the same part of the whole, so that they take about as long."""
 
 
 @dataclass(frozen=True, eq=False)
