@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,8 +54,8 @@ def server(
     display.print_result(result, format is Format.json)
 
 
-def _serve(federation: Any, kit: Kit, folder: Path, listen: str = "") -> Any:
-    """Runs a federation over gRPC, with its progress on the terminal."""
+def _serve(federation: Any, kit: Kit, folder: Path, listen: str = "", look: Callable[[], None] = lambda: None) -> Any:
+    """Runs a federation over gRPC, with its progress on the terminal; `look` is called whenever it looks for nodes."""
     from potluck.cli import display, federation_display
     from potluck.federation.listening import admitted_nodes, listen_grpc
     from potluck.federation.server import serve
@@ -65,7 +66,12 @@ def _serve(federation: Any, kit: Kit, folder: Path, listen: str = "") -> Any:
         shown = federation_display.WithNodes(watch)
         admitted = admitted_nodes(kit)
         start = listen_grpc(kit, admitted, experiment.nodes.grace, federation.charter.limits.bytes, listen)
-        return serve(federation, start, admitted.names, folder, shown)
+
+        def expected() -> Mapping[str, str]:
+            look()
+            return admitted.names()
+
+        return serve(federation, start, expected, folder, shown)
 
 
 @app.command(epilog="Example: potluck join --kit kits/clinic-a --data clinic-a.npz --budget memory=2GB,seconds=30")
@@ -123,7 +129,7 @@ def rehearse(
     from potluck.cli import display
     from potluck.federation.kits import read_kit
     from potluck.federation.provisioning import FederationSettings, provision
-    from potluck.federation.rehearsal import HOST, free_port, node_processes, write_rehearsal
+    from potluck.federation.rehearsal import HOST, free_port, node_processes, refuse_dead, write_rehearsal
     from potluck.federation.server import prepare
     from potluck.run import read_experiment
     from potluck.run.session import fresh_path
@@ -136,8 +142,8 @@ def rehearse(
     kit = read_kit(folder / "kits" / "server", "server")
     federation = prepare(made.experiment, kit.federation)
     display.print_note(f"made {nodes} nodes in {folder}: a kit and a file for each; what they say is in log.txt")
-    with node_processes(folder / "kits", made):
-        result = _serve(federation, kit, folder / "run")
+    with node_processes(folder / "kits", made) as started:
+        result = _serve(federation, kit, folder / "run", look=lambda: refuse_dead(folder / "kits", started))
     display.print_result(result, format is Format.json)
 
 
@@ -153,7 +159,7 @@ def check(
 ) -> None:
     """Compare both sides before round 0: versions, code, networks, labels and shapes. Nothing is trained."""
     from potluck.cli import display
-    from potluck.federation.checking import check_node, check_server
+    from potluck.federation.checking import check_node, check_server, refuse_differences
     from potluck.federation.kits import read_kit
     from potluck.federation.server import prepare
     from potluck.run import read_experiment
@@ -168,6 +174,7 @@ def check(
         display.print_json(rows)
     else:
         display.print_rows("check", [{name: str(value) for name, value in row.items()} for row in rows])
+    refuse_differences(rows)
 
 
 @app.command(epilog="Example: potluck status runs/clinics-heterofl-s0-federation")
