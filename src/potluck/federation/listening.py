@@ -20,7 +20,9 @@ def listen_grpc(
     def start(spool: Path) -> Transport:
         limits = GrpcLimits(message=most_bytes)
         where = listen or listen_address(kit.address)
-        return GrpcServer(where, kit.ca, kit.cert, kit.key, admitted.reason, grace, spool, limits)
+        made = GrpcServer(where, kit.ca, kit.cert, kit.key, admitted.reason, grace, spool, limits)
+        admitted.notes = made.notes  # whoever reads the transport's notes reads these too
+        return made
 
     return start
 
