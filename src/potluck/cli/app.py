@@ -37,7 +37,7 @@ class ListTopic(StrEnum):
 
 
 class EngineName(StrEnum):
-    """The engines of `potluck list engines`, and auto."""
+    """The engines of `potluck list engines` that simulate, and auto. `potluck server` starts the other one, remote."""
 
     auto = "auto"
     serial = "serial"

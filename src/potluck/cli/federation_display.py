@@ -74,7 +74,8 @@ class NodeLines:
             )
 
     def begins(self, task: Task) -> None:
-        pass
+        if task.verb != "score":
+            self.say(f"round {task.round + 1}: {task.verb} begins")
 
     def ends(self, task: Task, result: TaskResult, sent: int) -> None:
         seconds = result.reply.cost.seconds if result.reply else 0.0
@@ -98,6 +99,9 @@ def consent(yes: bool) -> Callable[[Charter, str], bool]:
             return True
         if not sys.stdin.isatty():
             raise SettingsError("nobody is here to ask whether to take part; give --yes.")
-        return input("Take part? [y/N] ").strip().lower() in ("y", "yes")
+        try:
+            return input("Take part? [y/N] ").strip().lower() in ("y", "yes")
+        except EOFError:
+            return False
 
     return ask

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,9 +70,14 @@ def server(
 
 
 def _serve(
-    federation: Any, kit: Kit, folder: Path, where: str = "", transport: TransportName = TransportName.grpc
+    federation: Any,
+    kit: Kit,
+    folder: Path,
+    where: str = "",
+    transport: TransportName = TransportName.grpc,
+    look: Callable[[], None] = lambda: None,
 ) -> Any:
-    """Runs a federation, with its progress on the terminal."""
+    """Runs a federation, with its progress on the terminal; `look` is called whenever it looks for nodes."""
     from potluck.cli import display, federation_display
     from potluck.federation.listening import admitted_nodes, listen
     from potluck.federation.server import serve
@@ -82,7 +89,12 @@ def _serve(
         admitted = admitted_nodes(kit)
         most = federation.charter.limits.bytes
         start = listen(kit, admitted, experiment.nodes.grace, most, where, transport.value)
-        return serve(federation, start, admitted.names, folder, shown)
+
+        def expected() -> Mapping[str, str]:
+            look()
+            return admitted.names()
+
+        return serve(federation, start, expected, folder, shown)
 
 
 @app.command(epilog="Example: potluck join --kit kits/clinic-a --data clinic-a.npz --budget memory=2GB,seconds=30")
@@ -142,7 +154,7 @@ def rehearse(
     from potluck.cli import display
     from potluck.federation.kits import read_kit
     from potluck.federation.provisioning import FederationSettings, provision
-    from potluck.federation.rehearsal import HOST, free_port, node_processes, write_rehearsal
+    from potluck.federation.rehearsal import HOST, free_port, node_processes, refuse_dead, write_rehearsal
     from potluck.federation.server import prepare
     from potluck.run import read_experiment
     from potluck.run.session import fresh_path
@@ -155,8 +167,9 @@ def rehearse(
     kit = read_kit(folder / "kits" / "server", "server")
     federation = prepare(made.experiment, kit.federation)
     display.print_note(f"made {nodes} nodes in {folder}: a kit and a file for each; what they say is in log.txt")
-    with node_processes(folder / "kits", made, ["--transport", transport.value]):
-        result = _serve(federation, kit, folder / "run", transport=transport)
+    with node_processes(folder / "kits", made, ["--transport", transport.value]) as started:
+        alive = partial(refuse_dead, folder / "kits", started)
+        result = _serve(federation, kit, folder / "run", transport=transport, look=alive)
     display.print_result(result, format is Format.json)
 
 
@@ -172,7 +185,7 @@ def check(
 ) -> None:
     """Compare both sides before round 0: versions, code, networks, labels and shapes. Nothing is trained."""
     from potluck.cli import display
-    from potluck.federation.checking import check_node, check_server
+    from potluck.federation.checking import check_node, check_server, refuse_differences
     from potluck.federation.kits import read_kit
     from potluck.federation.server import prepare
     from potluck.run import read_experiment
@@ -187,6 +200,7 @@ def check(
         display.print_json(rows)
     else:
         display.print_rows("check", [{name: str(value) for name, value in row.items()} for row in rows])
+    refuse_differences(rows)
 
 
 @app.command(epilog="Example: potluck status runs/clinics-heterofl-s0-federation")

@@ -134,9 +134,16 @@ def start_node(
         raise ResourceError(f"a node cannot be started: {fault.strerror}.") from None
 
 
+def refuse_dead(kits: Path, started: Mapping[str, subprocess.Popen[bytes]]) -> None:
+    """Raises an error if the process of a node has failed: in a rehearsal nobody starts it again."""
+    for name, process in started.items():
+        if process.poll():
+            raise ResourceError(f"{name} has ended: {last_words(kits / name) or f'exit code {process.returncode}'}")
+
+
 def last_words(kit: Path) -> str:
     """The last line that a node said."""
     with suppress(OSError):
         lines = (kit / "log.txt").read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else ""
+        return lines[-1].removeprefix("potluck: ") if lines else ""
     return ""

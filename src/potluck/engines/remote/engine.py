@@ -55,7 +55,10 @@ class Asked:
 
 @dataclass(eq=False)
 class Remote:
-    """Runs clients' tasks on real nodes; `potluck server` starts it. Equal models are packed and sent once."""
+    """Real nodes on other machines do the clients' work; not for --engine: start it with `potluck server`.
+
+    Equal models are packed once, and sent to a node once.
+    """
 
     transport: Transport
     local: Engine
