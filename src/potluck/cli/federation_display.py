@@ -24,19 +24,22 @@ class WithNodes:
     def __init__(self, watch: ProgressListener) -> None:
         self.watch = watch
         self._states: dict[str, str] = {}
+        self._names: dict[str, str] = {}
         self._waiting = ""
 
     def round(self, done: int, scores: Mapping[str, Any] | None, totals: Mapping[str, float]) -> None:
         self.watch.round(done, scores, totals)
 
     def warn(self, text: str) -> None:
-        self.watch.warn(text)
+        from potluck.report import name_nodes
+
+        self.watch.warn(name_nodes(text, self._names))
 
     def nodes(self, nodes: Sequence[NodeState], waiting: str) -> None:
         for node in nodes:
             if self._states.get(node.id, "away") != node.state:
                 self.watch.warn(_news(node))
-            self._states[node.id] = node.state
+            self._states[node.id], self._names[node.id] = node.state, node.name
         here = sum(node.state == "here" for node in nodes)
         away = ", ".join(node.name for node in nodes if node.state != "here")
         told = f"waiting for {waiting}: {here} of {len(nodes)} here" + (f"; not {away}" if away else "")

@@ -45,6 +45,7 @@ from potluck.run.assemble import (
     refuse_unlabelled,
 )
 from potluck.run.code_checksum import code_checksum
+from potluck.run.session import mark
 from potluck.run.settings import Experiment, Nodes
 from potluck.run.world import own_code
 
@@ -56,6 +57,8 @@ COPIES = 8
 """A message may hold as many bytes as this many copies of the server's model: tasks carry several models."""
 LEFT_OUT = ("name", "variant", "run", "compare", "fleet")
 """Settings that are no concern of a node."""
+PLACES = ("path", "test_path", "public_from")
+"""Settings under [data] that say where files are on the server; each side has its own."""
 
 
 class CharterError(UserError):
@@ -108,15 +111,16 @@ def write_charter(setup: Setup, federation: str, public: str) -> Charter:
         name: plain["nodes"][name]
         for name in ("shape", "classes", "names", "labels", "tokens", "pad", "sep", "most_samples", "floor", "updates")
     }
-    kept["data"] = {name: value for name, value in plain["data"].items() if not name.endswith("path")}
+    kept["data"] = {name: value for name, value in plain["data"].items() if name not in PLACES}
     return Charter(
         {
             "protocol": PROTOCOL,
             "federation": federation,
+            "run": mark(setup)[:16],
             "potluck": version("potluck"),
             "code": code_checksum(),
             "own_code": own_code(setup),
-            "experiment": _without_none(kept),
+            "experiment": without_none(kept),
             "method": {"class": f"{kind.__module__}:{kind.__qualname__}", "settings": settings(method)},
             "networks": network_checksums(zoo),
             "public": public,
@@ -125,11 +129,11 @@ def write_charter(setup: Setup, federation: str, public: str) -> Charter:
     )
 
 
-def _without_none(value: Any) -> Any:
+def without_none(value: Any) -> Any:
     """Settings that are not set are left out, as in a file."""
     if isinstance(value, Mapping):
-        return {name: _without_none(item) for name, item in value.items() if item is not None}
-    return [_without_none(item) for item in value] if isinstance(value, list | tuple) else value
+        return {name: without_none(item) for name, item in value.items() if item is not None}
+    return [without_none(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def network_checksums(zoo: ModelZoo | Any) -> dict[str, str]:

@@ -22,7 +22,8 @@ from potluck.run.interrupts import Interrupts
 def join(kit: Kit, node: Node, say: Callable[[str], None], stop: threading.Event | None = None) -> str:
     """Takes part in a federation until the server says that it has ended; returns how. Ctrl-C goes through.
 
-    It goes on when the server is away: the server may be started again at any time.
+    It goes on when the server is away: the server may be started again at any time. If the node cannot take part, the
+    server hears why, and then this raises it.
     """
     stop = stop or threading.Event()
     with closing(_Held(node.folder)), tempfile.TemporaryDirectory(prefix="potluck-spool-") as spool:
@@ -30,12 +31,14 @@ def join(kit: Kit, node: Node, say: Callable[[str], None], stop: threading.Event
 
         def respond(parts: Parts) -> Parts:
             answer = node.respond(parts)
-            if node.ended:
+            if node.ended or node.fault:
                 stop.set()
             return answer
 
         with Interrupts():
             attend(kit.address, kit.ca, kit.cert, kit.key, instance, counter, respond, say, stop, Path(spool))
+    if node.fault:
+        raise node.fault
     return node.ended
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from potluck.core import ResourceError, one_line
 from potluck.engines.remote import frames
 from potluck.engines.remote.frames import Arriving, FrameError
-from potluck.engines.remote.grpc_library import CODES, FETCH, OPTIONS, POST, SERVICE, check_pems, fault_of, grpc
+from potluck.engines.remote.grpc_library import CODES, FETCH, OPTIONS, POST, SERVICE, check_pems, fault_of, grpc, plain
 from potluck.engines.remote.transport import Parts, Respond
 
 _TICK = 0.2
@@ -205,7 +205,7 @@ class _Attendance:
         elif self._connected.is_set():
             self._say(f"lost {self._address}: {text or 'the connection ended'}; trying again")
         else:
-            self._say(f"cannot reach or trust {self._address}: {text}; trying again")
+            self._say(f"cannot reach or trust {self._address}: {plain(fault.details() or '')}; trying again")
 
     def _judge(self, code: Any, text: str) -> None:
         """Finds out whether waiting would help."""
