@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from potluck.federation.measure import DeviceBudget
 
 ServerKit = Annotated[Path, typer.Option("--kit", help="The server's kit, made by `potluck provision`.")]
-NodeKit = Annotated[Path, typer.Option("--kit", help="This site's kit, made by `potluck provision`.")]
+NodeKit = Annotated[Path | None, typer.Option("--kit", help="This site's kit, made by `potluck provision`.")]
 OutOption = Annotated[Path | None, typer.Option("--out", help="The run folder; the same one goes on with its run.")]
 PublicOption = Annotated[Path | None, typer.Option("--public", help="This node's copy of the public rows.")]
 TierOption = Annotated[str, typer.Option("--tier", help="The tier to take; by default the largest that fits.")]
@@ -99,7 +99,7 @@ def _serve(
 
 @app.command(epilog="Example: potluck join --kit kits/clinic-a --data clinic-a.npz --budget memory=2GB,seconds=30")
 def join(
-    kit: NodeKit,
+    kit: NodeKit = None,
     data: Annotated[Path | None, typer.Option("--data", help="This node's own data: npz file or npy folder.")] = None,
     public: PublicOption = None,
     tier: TierOption = "",
@@ -122,6 +122,8 @@ def join(
         for line in sentences():
             display.print_line(f"- {line}")
         return
+    if kit is None:
+        raise SettingsError("--kit is missing: this site's folder with its key, made by `potluck provision`.")
     if data is None:
         raise SettingsError("--data is missing: the file with this node's own rows.")
     if tier and budget:
