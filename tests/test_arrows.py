@@ -28,9 +28,10 @@ ARROWS = {
 }
 """Who may import whom (docs/architecture.md draws it); whatever these arrows reach may be imported too."""
 
+FLOWER = ("app", "executor", "objects", "transport")
 ONE_FILE = {
     "ray": "engines/cluster/engine.py",
-    "flwr": "engines/flower.py",
+    "flwr": " ".join(f"engines/remote/flower_{name}.py" for name in FLOWER),
     "grpc": "engines/remote/grpc_library.py",
     "cryptography": "federation/authority.py engines/remote/grpc_library.py",
 }
@@ -147,7 +148,7 @@ def test_core_and_ledger_import_nothing_of_ours():
         ("engines/serial.py", "from multiprocessing import Pool", "engines/serial.py: imports multiprocessing.Pool"),
         ("learn/fit.py", "import ray", "learn/fit.py: imports ray, which belongs to engines/cluster/engine.py"),
         ("federation/kits.py", "import cryptography.x509", "federation/kits.py: imports cryptography, which"),
-        ("methods/local.py", "import flwr.app", "methods/local.py: imports flwr, which belongs to engines/flower.py"),
+        ("methods/local.py", "import flwr.app", f"methods/local.py: imports flwr, which belongs to {ONE_FILE['flwr']}"),
     ],
 )  # fmt: skip
 def test_a_forbidden_line_is_found(path, line, fault):
@@ -161,5 +162,9 @@ def test_a_loop_between_rooms_is_found_even_along_allowed_arrows():
 
 
 def test_a_live_networks_eval_and_a_file_for_ray_are_no_faults():
-    fine = {"engines/cluster/engine.py": "import ray", "engines/flower.py": "import flwr", "learn/fit.py": "net.eval()"}
+    fine = {
+        "engines/cluster/engine.py": "import ray",
+        "engines/remote/flower_app.py": "import flwr",
+        "learn/fit.py": "net.eval()",
+    }
     assert faults(fine) == []

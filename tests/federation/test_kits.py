@@ -413,7 +413,7 @@ def test_a_private_key_in_place_of_a_public_one_is_refused_loudly_and_not_repeat
     (tmp_path / "d.pub").write_bytes(raw)
     with pytest.raises(InputError, match=r"d.pub: THIS IS A PRIVATE KEY. It must never leave its site.") as fault:
         read_site_key(tmp_path / "d.pub")
-    assert not any(line in str(fault.value) for line in raw.decode("latin-1").splitlines())
+    assert not any(line in str(fault.value) for line in raw.decode("latin-1").splitlines() if len(line) > 5)
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,10 @@ COPIES = 8
 """A message may hold as many bytes as this many copies of the server's model: tasks carry several models."""
 LEFT_OUT = ("name", "variant", "run", "compare", "fleet")
 """Settings that are no concern of a node."""
+MAY_CHANGE = ("rounds", "score", "run", "nodes")
+"""Settings that may be changed when a run goes on."""
+PLACES = ("path", "test_path", "public_from")
+"""Settings under [data] that say where files are on the server; each side has its own."""
 
 
 class CharterError(UserError):
@@ -108,28 +112,35 @@ def write_charter(setup: Setup, federation: str, public: str) -> Charter:
         name: plain["nodes"][name]
         for name in ("shape", "classes", "names", "labels", "tokens", "pad", "sep", "most_samples", "floor", "updates")
     }
-    kept["data"] = {name: value for name, value in plain["data"].items() if not name.endswith("path")}
-    return Charter(
-        {
-            "protocol": PROTOCOL,
-            "federation": federation,
-            "potluck": version("potluck"),
-            "code": code_checksum(),
-            "own_code": own_code(setup),
-            "experiment": _without_none(kept),
-            "method": {"class": f"{kind.__module__}:{kind.__qualname__}", "settings": settings(method)},
-            "networks": network_checksums(zoo),
-            "public": public,
-            "most_bytes": COPIES * zoo.cost(zoo.full, 1).parameter_bytes + SPARE,
-        }
-    )
+    kept["data"] = {name: value for name, value in plain["data"].items() if name not in PLACES}
+    charter = {
+        "protocol": PROTOCOL,
+        "federation": federation,
+        "potluck": version("potluck"),
+        "code": code_checksum(),
+        "own_code": own_code(setup),
+        "experiment": without_none(kept),
+        "method": {"class": f"{kind.__module__}:{kind.__qualname__}", "settings": settings(method)},
+        "networks": network_checksums(zoo),
+        "public": public,
+        "most_bytes": COPIES * zoo.cost(zoo.full, 1).parameter_bytes + SPARE,
+    }
+    return Charter({**charter, "run": _run_name(charter)})
 
 
-def _without_none(value: Any) -> Any:
+def _run_name(charter: Mapping[str, Any]) -> str:
+    """A hash that stays the same if a run goes on with other settings that may be changed, such as its length. A node's
+    memory belongs to it."""
+    experiment = {name: item for name, item in charter["experiment"].items() if name not in MAY_CHANGE}
+    told = [charter["federation"], experiment, charter["method"], charter["networks"]]
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def without_none(value: Any) -> Any:
     """Settings that are not set are left out, as in a file."""
     if isinstance(value, Mapping):
-        return {name: _without_none(item) for name, item in value.items() if item is not None}
-    return [_without_none(item) for item in value] if isinstance(value, list | tuple) else value
+        return {name: without_none(item) for name, item in value.items() if item is not None}
+    return [without_none(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def network_checksums(zoo: ModelZoo | Any) -> dict[str, str]:
