@@ -144,7 +144,8 @@ def test_tiers_come_smallest_first():
         ({"code": "000000000000"}, "code 000000000000.*Install the same version on both sides"),
         ({"experiment": {"rounds": "many"}}, "rounds"),
         ({"experiment": None}, "what the server calls a charter is none|the charter"),
-        ({"method": {"class": "os:system", "settings": {}}}, "os:system"),
+        ({"method": {"class": "os:system", "settings": {}}}, "the server names the module 'os', which is not"),
+        ({"experiment": {"tier": [{"model": {"name": "spy:Net"}}]}}, "names the module 'spy'.*join with --trust spy"),
         ({"method": 5}, "what the server calls a charter is none"),
         ({"most_bytes": "x"}, "what the server calls a charter is none"),
     ],
@@ -179,7 +180,7 @@ def test_a_method_of_ones_own_is_named_and_checked_and_its_code_is_not_sent(tmp_
     assert charter.plain["method"]["settings"]["extra"] == 0.25
     assert "class Own" not in json.dumps(charter.plain)
     node = make_nodes(tmp_path)["clinic-a"]
-    found = node.agree(read_charter(charter.plain))
+    found = node.agree(read_charter(charter.plain, ["own_method"]))
     assert found.setup.context.method.extra == 0.25
 
 
@@ -195,8 +196,16 @@ def test_a_node_without_the_method_says_which_module_it_lacks(tmp_path, own):
     charter = charter_of({"name": "own_method:Own"})
     own.unlink()
     del sys.modules["own_method"]
-    with pytest.raises(CharterError, match="own_method"):
+    with pytest.raises(CharterError, match="method 'own_method:Own' cannot be imported"):
+        read_charter(charter.plain, ["own_method"])
+
+
+def test_a_module_that_is_not_trusted_is_not_imported(own):
+    charter = charter_of({"name": "own_method:Own"})
+    del sys.modules["own_method"]
+    with pytest.raises(CharterError, match="the server names the module 'own_method'"):
         read_charter(charter.plain)
+    assert "own_method" not in sys.modules
 
 
 def test_a_method_that_nodes_cannot_import_is_refused_on_the_server():

@@ -105,6 +105,9 @@ def join(
     tier: TierOption = "",
     budget: BudgetOption = "",
     state: StateOption = None,
+    trust: Annotated[
+        list[str] | None, typer.Option(metavar="MODULE", help="A module of your own that the server may name.")
+    ] = None,
     threads: Annotated[int, typer.Option(help="Threads that compute; more than one helps large networks.", min=1)] = 1,
     transport: TransportOption = TransportName.grpc,
     yes: Annotated[bool, typer.Option("--yes", help="Agree to the charter without asking.")] = False,
@@ -130,7 +133,7 @@ def join(
         raise SettingsError("--tier and --budget: give one of them.")
     found = read_kit(kit, "node")
     watch = federation_display.NodeLines(found.name)
-    options = NodeOptions(data, public, tier, _budget(budget), threads=threads)
+    options = NodeOptions(data, public, tier, _budget(budget), tuple(trust or ()), threads=threads)
     node = Node(found.node_id, state or kit / "state", options, watch, federation_display.consent(yes))
     how = take_part(found, node, watch.say, transport=transport.value)
     display.print_line(f"{found.federation}: {how or 'ended'}; what left this node: {node.audit.path}")

@@ -1,4 +1,4 @@
-"""Compares both sides of a federation before its first round. Nothing is trained, and nobody agrees to anything."""
+"""Compares both sides of a federation before its first round. Nothing is trained."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def check_node(
         if told is None:
             rows.append(_compared("the server", "", f"no answer from {kit.address} within {seconds:g} s"))
             return rows
-        theirs = read_charter(told.get("charter"))
+        theirs = read_charter(told.get("charter"), node.options.trusted)
         rows.append(_compared("settings", ours.hash[:12], _difference(ours, theirs)))
         rows.append(_compared("data and networks, by the server's charter", *_try(node, theirs)))
     return [*rows, _versions(told.get("versions"))]

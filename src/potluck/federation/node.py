@@ -62,6 +62,8 @@ class NodeOptions:
     tier: str = ""
     """The tier to take; empty: the largest that fits the budget."""
     budget: DeviceBudget = field(default_factory=lambda: DeviceBudget(usual_memory()))
+    trusted: tuple[str, ...] = ()
+    """Modules of one's own, with a method or a network, that a charter may name."""
     hardware: str = "cpu"
     threads: int = 1
     """Threads that compute. With one, results are the same on every machine of a kind; large networks may need more."""
@@ -199,7 +201,7 @@ class Node:
     def _consider(self, told: Mapping[str, Any]) -> Parts:
         """The answer to a charter: whether the node agrees, of which tier it is, and what it has."""
         try:
-            charter = read_charter(told.get("charter"))
+            charter = read_charter(told.get("charter"), self.options.trusted)
             if self._agreement is None or self._agreement.charter.hash != charter.hash:
                 known = self.kept.agreement(charter.hash)
                 found = self.agree(charter, self._last_tier(known))
@@ -271,7 +273,8 @@ class Node:
         answer = pack_result(result, task, kept, fresh, self._models.prune(), now.setup.context.zoo, updates)
         self.watch.ends(task, result, sum(len(part) for part in answer))
         held = contents(result.reply) if result.reply is not None else {"reason": result.fault}
-        return Leaving("result", answer, {"round": task.round + 1, "verb": task.verb, "key": task.key, **held})
+        after = task.round + (task.verb != "score")
+        return Leaving("result", answer, {"round": after, "verb": task.verb, "key": task.key, **held})
 
     def _remember(
         self, now: Agreement, task: Task, result: TaskResult, named: str, oldest: int
@@ -305,7 +308,7 @@ class Node:
         known = self.kept.agreement(charter) if isinstance(charter, str) else {}
         if not known:
             raise CharterError("this node has not agreed to that charter.")
-        self._agreement = self.agree(read_charter(known["charter"]), self._last_tier(known))
+        self._agreement = self.agree(read_charter(known["charter"], self.options.trusted), self._last_tier(known))
         return self._agreement
 
     def _last_tier(self, known: Mapping[str, Any]) -> str:
