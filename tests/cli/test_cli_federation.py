@@ -99,7 +99,7 @@ def test_explain_says_what_leaves_a_node_and_needs_neither_kit_nor_data(potluck)
     ],
 )
 def test_a_mistake_in_the_settings_is_one_line_before_anything_listens(kits, fail, monkeypatch, change, fault):
-    monkeypatch.setattr("potluck.federation.listening.GrpcServer", None)  # would be called to listen
+    monkeypatch.setattr("potluck.engines.remote.grpc_transport.GrpcServer", None)  # would be called to listen
     code, line = fail("server", "exp.toml", "--kit", "kits/server", "--set", change)
     assert code == (3 if "no such file" in fault else 2)
     assert fault in line

@@ -14,13 +14,12 @@ from typing import Any
 from potluck.core import MESSAGE, ResourceError, SettingsError, UserError, one_line
 from potluck.engines import Serial
 from potluck.engines.remote import Parts, Remote, Terms
-from potluck.engines.remote.grpc_node import attend
 from potluck.engines.remote.messages import pack_plain, read_head
 from potluck.federation.charter import Charter, read_charter, versions
 from potluck.federation.host import Host, NodeState
 from potluck.federation.joining import next_start
 from potluck.federation.kits import Kit
-from potluck.federation.listening import admitted_nodes, listen_grpc
+from potluck.federation.listening import admitted_nodes, listen
 from potluck.federation.node import Node, NodeOptions
 from potluck.federation.server import Federation
 from potluck.run.code_checksum import code_checksum
@@ -44,13 +43,13 @@ def refuse_differences(rows: list[dict[str, Any]]) -> None:
         raise CheckFailed(f"{len(wrong)} of {len(rows)} checks failed: {first[next(iter(first))]}: {why}")
 
 
-def check_server(federation: Federation, kit: Kit, seconds: float, say: Say, listen: str = "") -> list[dict[str, Any]]:
+def check_server(federation: Federation, kit: Kit, seconds: float, say: Say, where: str = "") -> list[dict[str, Any]]:
     """Waits for the admitted nodes, and says of each whether it would agree to the charter, and why not.
 
     Nodes that run `potluck join` answer; they stay and wait for the server.
     """
     admitted, nodes = admitted_nodes(kit), federation.setup.experiment.nodes
-    start = listen_grpc(kit, admitted, nodes.grace, federation.charter.limits.bytes, listen)
+    start = listen(kit, admitted, nodes.grace, federation.charter.limits.bytes, where)
     with tempfile.TemporaryDirectory(prefix="potluck-spool-") as folder:
         spool = Path(folder)
         remote = Remote(start(spool), Serial(federation.setup.context), Terms(federation.charter.hash), spool)
@@ -148,6 +147,8 @@ def _flat(value: Any, path: str = "") -> Any:
 
 def _ask(kit: Kit, seconds: float, say: Say) -> dict[str, Any] | None:
     """The message with the charter that the server sends; None if it sends none in time."""
+    from potluck.engines.remote.grpc_node import attend
+
     stop = threading.Event()
     found: list[dict[str, Any]] = []
 

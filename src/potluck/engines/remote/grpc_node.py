@@ -162,7 +162,7 @@ class _Attendance:
         self._clash = 0.0
         self._connected.set()
         self._say(f"connected to {self._address}")
-        inbox = _Inbox(self._spool, self._most)
+        inbox = Inbox(self._spool, self._most)
         for frame in call:
             if frame[:1] == frames.VOID:
                 self._drop(frames.whole(frames.read_head(frame, frames.VOID), "number"), inbox)
@@ -185,7 +185,7 @@ class _Attendance:
             self._held.add(job.number)
         self._jobs.put(job)
 
-    def _drop(self, number: int, inbox: _Inbox) -> None:
+    def _drop(self, number: int, inbox: Inbox) -> None:
         """The server does not want an answer any more."""
         inbox.drop(number)
         with self._lock:
@@ -288,7 +288,7 @@ class _Attendance:
             return True
 
 
-class _Inbox:
+class Inbox:
     """Puts the frames of messages together."""
 
     def __init__(self, spool: Path, most: int) -> None:

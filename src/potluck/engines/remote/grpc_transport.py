@@ -213,6 +213,8 @@ class GrpcServer:
         started.set_result(port)
         await self._closing.wait()
         await server.stop(None)
+        if rest := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(rest, timeout=2.0)
 
     def _options(self) -> tuple[tuple[str, int], ...]:
         wait = max(1, int(1_000 * self._limits.handshake))
@@ -228,9 +230,9 @@ class GrpcServer:
     # What follows is run by the event loop alone.
 
     def _odd(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """A fault within the event loop. Two loops in one process wake each other up in vain: this is no fault."""
+        """A fault within the event loop. Loops in one process wake each other up in vain, and after they ended."""
         fault = context.get("exception")
-        if not isinstance(fault, BlockingIOError):
+        if not isinstance(fault, BlockingIOError) and str(fault) != "Event loop is closed":
             text = one_line(f"{context.get('message')}: {type(fault).__name__}: {fault}")
             self._note("", text, f"a fault in the transport: {text}")
 
