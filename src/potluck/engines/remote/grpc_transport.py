@@ -247,6 +247,8 @@ class GrpcServer:
         fault = self._refusal(node.id, node.expires) if node and (node.stream or node.timer) else "is not there"
         if not node or fault:
             self._end(message, Answer(message.node, message.number, fault=fault))
+            if node and node.stream:
+                node.stream.wake.set()  # to end it
             return
         node.messages[message.number] = message
         late = Answer(message.node, message.number, fault=f"no answer within {seconds:g} s")
