@@ -250,6 +250,7 @@ def test_a_node_that_fails_but_answers_is_offered_nothing(made):
     for round in range(3):
         host.gather(round, 1)
         host.roster.end(round, {"a": False})
+    host.remote.look(0)
     assert offers(transport) == []
 
 
