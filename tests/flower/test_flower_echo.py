@@ -168,7 +168,8 @@ def test_a_key_that_is_not_registered_is_refused(three):
     three.start("unknown")
     until(lambda: any(f"refused: node {three.id('unknown')}" in note for note in three.server.notes))
     assert three.id("unknown") not in three.server.present()
-    until(lambda: three.nodes["unknown"].said("note: the SuperNode ended and is started again"))
+    until(lambda: three.nodes["unknown"].said("is started again: the server refuses this node's key"))
+    three.nodes["unknown"].end()
 
 
 def test_the_port_of_nodes_has_the_paths_of_the_fleet_alone(three):
