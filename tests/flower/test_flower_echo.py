@@ -168,7 +168,8 @@ def test_a_key_that_is_not_registered_is_refused(three):
     three.start("unknown")
     until(lambda: any(f"refused: node {three.id('unknown')}" in note for note in three.server.notes))
     assert three.id("unknown") not in three.server.present()
-    until(lambda: three.nodes["unknown"].said("note: the SuperNode ended and is started again"))
+    until(lambda: three.nodes["unknown"].said("is started again: the server refuses this node's key"))
+    three.nodes["unknown"].end()
 
 
 def test_the_port_of_nodes_has_the_paths_of_the_fleet_alone(three):
@@ -297,16 +298,13 @@ def test_a_node_that_is_killed_is_a_fault_and_is_used_again_when_it_comes_back(a
     assert text(alone.answers(1)[number].parts[0]) == "again"
 
 
-def test_a_second_node_with_the_same_key_is_refused_while_the_first_is_there(alone):
-    alone.start("a")
-    alone.wait_for("a")
-    since = alone.server.present()[alone.id("a")].since
-    clone = NodeProcess(alone.house, "a", alone.server.address)
+def test_a_second_node_with_the_same_key_is_refused_while_the_first_is_there(three):
+    since = three.server.present()[three.id("a")].since
+    clone = NodeProcess(three.house, "a", three.server.address)
+    refused = f"refused: node {three.id('a')} from 127.0.0.1, /v1/fleet/activate-node"
     try:
-        until(
-            lambda: any(f"refused: node {alone.id('a')}" in note and "activate" in note for note in alone.server.notes)
-        )
-        assert alone.server.present()[alone.id("a")].since == since
+        until(lambda: any(refused in note for note in three.server.notes))
+        assert three.server.present()[three.id("a")].since == since
     finally:
         clone.end()
 

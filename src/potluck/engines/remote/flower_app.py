@@ -235,7 +235,7 @@ def run_supernode(settings: dict[str, Any]) -> None:
 
 def end_with_parent() -> None:
     """Ends this process when its standard input closes."""
-    while sys.stdin.buffer.read(1):
+    while os.read(0, 1):
         pass
     os._exit(0)
 

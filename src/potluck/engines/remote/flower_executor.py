@@ -89,7 +89,9 @@ def _keep_supernode(settings: dict[str, Any], folder: Path, over: threading.Even
             pass
         program.end()
         if not over.is_set():
-            note(f"the SuperNode ended and is started again: {one_line(program.last_words())}")
+            # Flower's client ends its process by a signal, with 0 and without a word, when the server answers 401.
+            refused = "the server refuses this node's key" if program.process.returncode == 0 else ""
+            note(f"the SuperNode ended and is started again: {one_line(program.last_words()) or refused}")
             pause = 0.5 if time.monotonic() > started + 60 else min(pause * 1.5, 5.0)
             over.wait(pause)
 

@@ -248,7 +248,7 @@ class Program:
     def last_words(self) -> str:
         """The last line of its log that says something."""
         lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines()]
-        return next((line for line in reversed(lines) if line and "flower.ai" not in line), "")[-300:]
+        return next((line for line in reversed(lines) if line and "https://" not in line), "")[-300:]
 
     def end(self, seconds: float = 8.0) -> None:
         """Asks it to end, and kills it if it does not."""
