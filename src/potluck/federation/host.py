@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any, Protocol, runtime_checkable
 
 from potluck.core import Limits, MessageError, one_line
@@ -16,6 +17,10 @@ from potluck.run.settings import Nodes
 
 SMALL = Limits(bytes=1 << 20, nodes=10_000)
 """What a node may say of itself."""
+AGAIN = 10.0
+"""Seconds after which a node that could not answer is asked again."""
+MOST_NOTES = 10
+"""Lines about what one node says of itself."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,10 @@ class Host:
     _agreed: dict[str, Member] = field(default_factory=dict)
     """Nodes that agreed in their present connection."""
     _declined: dict[str, str] = field(default_factory=dict)
+    _again: dict[str, float] = field(default_factory=dict)
+    """When to send the charter again to nodes that could not answer."""
+    _noted: dict[str, int] = field(default_factory=dict)
+    """How often something was noted of each node."""
     _began: bool = False
     _shown: object = None
     _waiting: str = ""
@@ -78,7 +87,8 @@ class Host:
             del self._greeted[id]
             self._agreed.pop(id, None)
         for id, found in present.items():
-            if self._greeted.get(id) != found.since:
+            if self._greeted.get(id) != found.since or self._again.get(id, inf) <= self.clock():
+                self._again.pop(id, None)
                 self._greeted[id] = found.since
                 self._declined.pop(id, None)
                 self._agreed.pop(id, None)
@@ -89,8 +99,10 @@ class Host:
     def take(self, answer: Answer) -> None:
         """Takes a node's answer to the charter, or to the offer of a tier."""
         asked = self._asked.pop(answer.number, None)
-        if asked is None or asked != answer.node or answer.fault:
-            self._greeted.pop(answer.node, None)
+        if asked is None or asked != answer.node:
+            return
+        if answer.fault:
+            self._ask_again(asked)
             return
         try:
             self._agree(answer.node, read_head(answer.parts, SMALL))
@@ -150,9 +162,11 @@ class Host:
             return
         if told["kind"] != "agreed":
             self._decline(id, str(told.get("reason") or "it gave no reason"))
+            if told.get("later") is True:
+                self._ask_again(id)
             return
         tier, samples = told.get("tier"), told.get("samples")
-        if told.get("charter") != self.charter.hash or tier not in {each.name for each in self.roster.tiers}:
+        if told.get("charter") != self.charter.hash or tier not in [each.name for each in self.roster.tiers]:
             self._decline(id, "it agreed to another charter, or to a tier that there is not")
             return
         if type(samples) is not int or not 1 <= samples <= self.settings.most_samples:
@@ -160,20 +174,31 @@ class Host:
             return
         name = self.expected().get(id) or self.roster.name(id)
         self._agreed[id] = Member(id, name, str(tier), samples)
-        self._compare_versions(name, told.get("versions"))
+        self._compare_versions(id, name, told.get("versions"))
 
-    def _compare_versions(self, name: str, theirs: Any) -> None:
+    def _compare_versions(self, id: str, name: str, theirs: Any) -> None:
         ours = versions()
         if isinstance(theirs, Mapping):
             for what, version in ours.items():
                 if (found := str(theirs.get(what))[:20]) != version:
                     note = f"{name} has {what} {found}, the server {version}: the last bits of results may differ"
-                    self.notes.append(note)
+                    self._note(id, one_line(note))
 
     def _decline(self, id: str, reason: str) -> None:
         self._declined[id] = one_line(reason)
         self._agreed.pop(id, None)
-        self.notes.append(f"{self.expected().get(id) or id[:8]} does not take part: {one_line(reason)}")
+        self._note(id, f"{self.expected().get(id) or id[:8]} does not take part: {one_line(reason)}")
+
+    def _ask_again(self, id: str) -> None:
+        """Sends the charter again in a while: something stood in the way of an answer."""
+        self._again[id] = self.clock() + AGAIN
+
+    def _note(self, id: str, line: str) -> None:
+        """Tells the operator; of one node a few times at most, for it may come back as often as it likes."""
+        self._noted[id] = self._noted.get(id, 0) + 1
+        if self._noted[id] <= MOST_NOTES:
+            last = "; no more is said of this" if self._noted[id] == MOST_NOTES else ""
+            self.notes.append(line + last)
 
     def _wait_at_start(self) -> None:
         """Waits for the nodes of the roster if a run goes on; else for as many as the settings say, for any time."""

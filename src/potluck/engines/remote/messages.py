@@ -42,6 +42,10 @@ Updates: TypeAlias = Literal["exact", "16-bit", "8-bit"]
 CPU = torch.device("cpu")
 MOST = 2.0**53
 """The most that a count or a number of seconds may be."""
+MOST_HELD = 256
+"""Models that a node keeps, at most: every answer names them."""
+RECEIPT = {"sha256": str, "bytes": int, "tier": str}
+"""What the server keeps of a node's memory."""
 
 
 def mark_of(part: Bytes) -> str:
@@ -109,7 +113,7 @@ class ModelCache:
 
     def prune(self) -> list[str]:
         """Lets old models go; returns the marks of those that stay."""
-        while self._bytes > self._room and len(self._parts) > 1:
+        while len(self._parts) > (1 if self._bytes > self._room else MOST_HELD):
             self._bytes -= len(self._parts.popitem(last=False)[1])
         return list(self._parts)
 
@@ -196,9 +200,14 @@ def bare_task(task: Task) -> Task:
 
 
 def _read_result(told: Mapping[str, Any], task: Task, bare: Task, down: int) -> ReadResult:
-    holds = frozenset(mark for mark in _items(told.get("holds")) if isinstance(mark, str) and len(mark) == 64)
+    marks = _items(told.get("holds"))[-MOST_HELD:]
+    holds = frozenset(mark for mark in marks if isinstance(mark, str) and len(mark) == 64)
     if told["kind"] == "missing":
-        return ReadResult(TaskResult(bare, fault="it lacks models that were sent before"), missing=True)
+        odd = "its answer makes no sense: it lacks models that were just sent"  # the second time, it had all of them
+        return ReadResult(TaskResult(bare, Reply(task=bare, cost=Cost(down)), refused=odd), missing=True)
+    if told["kind"] in ("declined", "refused"):  # it says why it cannot do the task: no nonsense, and no strike
+        reason = one_line(str(told.get("reason") or "it gave no reason"))
+        return ReadResult(TaskResult(bare, fault=one_line(f"it {told['kind']}: {reason}")))
     if told["kind"] != "result":
         raise MessageError(f"it is a '{told['kind'][:40]}', not a result")
     fresh = told.get("fresh") is True
@@ -217,9 +226,14 @@ def _read_result(told: Mapping[str, Any], task: Task, bare: Task, down: int) -> 
     up = sum(_model_bytes(value) for value in models.values()) + size(clean.arrays)
     whole = Reply(clean.models, clean.arrays, clean.weight, clean.metrics, bare, _cost(reply.get("cost"), down, up))
     receipt = None if memory is None else clean_memory(memory, CPU)
-    if receipt is not None and (len(receipt) > 4 or any(isinstance(value, dict | list) for value in receipt.values())):
+    if receipt is not None and not (receipt.keys() <= RECEIPT.keys() and all(map(_fits, receipt, receipt.values()))):
         raise MessageError("the receipt of its memory is none")
     return ReadResult(TaskResult(bare, whole, receipt, refused=refused), False, fresh, holds)
+
+
+def _fits(name: str, value: Any) -> bool:
+    """Whether this may stand in a receipt: it is kept in every checkpoint, so it must be small."""
+    return type(value) is RECEIPT[name] and len(str(value)) <= 300
 
 
 def _items(value: Any) -> list[Any]:
