@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -18,6 +19,7 @@ from potluck.core import (
     Limits,
     MessageError,
     Model,
+    Newborn,
     Task,
     UserError,
     display_name,
@@ -117,21 +119,24 @@ class Node:
                     return self._log("agreement", self._change_tier(told))
                 case "end":
                     self.ended = one_line(str(told.get("how") or "the federation ended"))
-                    return pack_plain("goodbye")
+                    return self._log("goodbye", pack_plain("goodbye"))
                 case odd:
                     raise MessageError(f"a message of the kind '{odd[:40]}'")
         except MessageError as fault:
             self.watch.say(f"a message of the server makes no sense: {one_line(str(fault))}")
-            return pack_plain("refused", reason=one_line(str(fault)))
-        except (UserError, LedgerError) as fault:
+            return self._refuse("refused", one_line(str(fault)))
+        except LedgerError as fault:
             self.watch.say(one_line(str(fault)))
-            return pack_plain("declined", reason=self._public(str(fault)))
+            return self._refuse("declined", self._public(str(fault)), later=True)
+        except UserError as fault:
+            self.watch.say(one_line(str(fault)))
+            return self._refuse("declined", self._public(str(fault)))
         except OSError as fault:
             self.watch.say(one_line(str(fault)))
-            return pack_plain("declined", reason=f"{fault.strerror or type(fault).__name__} at the node")
+            return self._refuse("declined", f"{fault.strerror or type(fault).__name__} at the node", later=True)
         except Exception as fault:
             self.watch.say(one_line(f"{type(fault).__name__}: {text_of(fault)}"))
-            return pack_plain("declined", reason=f"{type(fault).__name__} at the node")
+            return self._refuse("declined", f"{type(fault).__name__} at the node")
 
     def agree(self, charter: Charter, tier: str = "") -> Agreement:
         """Reads the data, builds the networks, measures them, and chooses a tier; asks nobody."""
@@ -149,6 +154,9 @@ class Node:
         wanted = tier or self.options.tier or largest_that_fits(measured, self.options.budget)
         if wanted not in measured:
             raise CharterError(f"--tier {wanted}: the tiers of this federation are {', '.join(measured)}.")
+        if math.isinf(measured[wanted].seconds):
+            needs = f"{measured[wanted].memory / 1e9:,.1f} GB"
+            raise CharterError(f"--tier {wanted}: its network needs {needs}, more than this machine has.")
         return Agreement(charter, setup, Worker(context), wanted, measured)
 
     def _compare(self, charter: Charter, setup: Setup) -> None:
@@ -211,8 +219,15 @@ class Node:
             raise MessageError("a task that is none, or for another node")
         self._models.add(parts[1:])
         if missing := self._models.find([str(mark) for mark in marks.values()]):
-            return pack_plain("missing", marks=missing)
+            self._models.prune()
+            return self._log("models are missing", pack_plain("missing", marks=missing))
         models: dict[str, Model] = {key: self._models.model(str(mark), self._limits) for key, mark in marks.items()}
+        for key, model in models.items():  # a network without numbers is small on its way, and may be any size here
+            if (
+                isinstance(model, Newborn)
+                and now.setup.context.zoo.cost(model.spec, 1).parameter_bytes > self._limits.bytes
+            ):
+                raise MessageError(f"model '{key[:40]}' is larger than the charter allows")
         task = replace(task, models=models)
         return self._run(now, task, told)
 
@@ -242,8 +257,7 @@ class Node:
             self.audit.add("result", answer, round=task.round + 1, verb=task.verb, key=task.key, **told_of)
         except OSError as fault:
             self.watch.say(f"the audit log cannot be written, so nothing is sent: {fault}")
-            result = TaskResult(bare_task(task), fault="its audit log cannot be written: the disk may be full")
-            return pack_result(result, task, None, fresh, self._models.prune(), now.setup.context.zoo, updates)
+            return self._refuse("declined", "its audit log cannot be written: the disk may be full")
         self.watch.ends(task, result, sum(len(part) for part in answer))
         return answer
 
@@ -276,6 +290,14 @@ class Node:
 
     def _log(self, what: str, answer: Parts) -> Parts:
         self.audit.add(what, answer)
+        return answer
+
+    def _refuse(self, kind: str, reason: str, **more: bool) -> Parts:
+        """An answer that says why there is none. With `later`, the server may ask again. It has nothing of the node's
+        data, so it leaves also if the audit log cannot be written."""
+        answer = pack_plain(kind, reason=reason, **more)
+        with suppress(OSError):
+            self.audit.add(kind, answer, reason=reason)
         return answer
 
     def _public(self, text: str) -> str:
