@@ -78,6 +78,7 @@ class Host:
         self.remote.attend = self.attend
         self.roster.news = self.gather
         self.roster.there = self.there
+        self.roster.settle = self.settle
         self.roster.traffic = self.remote.take_traffic
 
     def attend(self) -> None:
@@ -123,6 +124,13 @@ class Host:
         self._wait(lambda: len(self.there()) >= least, self.settings.patience, f"{least} nodes for round {round + 1}")
         self._take_in(round)
         self._offer_smaller_tiers()
+
+    def settle(self) -> None:
+        """Waits for nodes that answered in the last round and are away, no longer than within a round. So scores are of
+        the same nodes, whether a connection broke or not."""
+        members = self.roster.members.items()
+        wanted = {id for id, member in members if member.active and not member.missed} - self._declined.keys()
+        self._wait(lambda: wanted <= self.there(), self.settings.grace, "the nodes that score")
 
     def end(self, how: str) -> None:
         """Tells all nodes that the federation has ended."""
