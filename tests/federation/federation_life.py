@@ -4,17 +4,24 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from small_nodes import NAMES, TIERS, Quiet, write_digits
 
+from potluck.core import ResourceError
 from potluck.engines.remote import InProcess
 from potluck.federation import FederationSettings, provision
+from potluck.federation.joining import join
+from potluck.federation.kits import read_kit
+from potluck.federation.listening import admitted_nodes, listen_grpc
 from potluck.federation.node import Node, NodeOptions
 from potluck.federation.rehearsal import HOST, free_port
 from potluck.federation.server import prepare, serve
@@ -175,6 +182,11 @@ class Place:
         told = json.loads((self.folder / "kits" / "server" / "nodes.json").read_text())
         return next(node["id"] for node in told["nodes"] if node["name"] == name)
 
+    def states(self, out="run"):
+        """What the server says of each node now, by name."""
+        told = json.loads((self.folder / out / "status.json").read_text())
+        return {node["name"]: node["state"] for node in told["nodes"]}
+
     def rounds_done(self, out="run"):
         path = self.folder / out / "ledger.jsonl"
         return len(self.events("round", out)) if path.exists() else 0
@@ -221,6 +233,99 @@ def undisturbed(place, settings, out):
         )
     finally:
         torch.set_num_threads(threads)
+
+
+class Sites:
+    """The nodes of a place in threads of this process, connected over gRPC with their kits."""
+
+    def __init__(self, place, address=None):
+        self.place, self.stop, self.ended, self.lines = place, threading.Event(), {}, []
+        self.nodes, self._threads = {}, []
+        for number, name in enumerate(NAMES):
+            kit = read_kit(place.folder / "kits" / name, "node")
+            kit = replace(kit, address=address or kit.address)
+            options = NodeOptions(place.folder / f"part-{number}.npz", None, TIERS[number])
+            self.nodes[name] = Node(kit.node_id, place.folder / "kits" / name / "state", options, Quiet())
+            self._threads.append(threading.Thread(target=self._run, args=(name, kit), daemon=True))
+
+    def _run(self, name, kit):
+        try:
+            self.ended[name] = join(kit, self.nodes[name], lambda line: self.lines.append((name, line)), self.stop)
+        except ResourceError as fault:
+            self.ended[name] = str(fault)
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.stop.set()
+        for thread in self._threads:
+            thread.join(DEADLINE)
+
+
+def serve_here(place, settings, out="run", watch=None):
+    """A server over gRPC in this process."""
+    kit = read_kit(place.folder / "kits" / "server", "server")
+    federation, admitted = prepare(read_experiment(settings), kit.federation), admitted_nodes(kit)
+    grace, most = federation.setup.experiment.nodes.grace, federation.charter.limits.bytes
+    return serve(federation, listen_grpc(kit, admitted, grace, most), admitted.names, place.folder / out, watch)
+
+
+class Recorder:
+    """A connection to a port through which all bytes go, and are kept: [(up, down) of each connection]."""
+
+    def __init__(self, port):
+        self._far, self._over = port, False
+        self._listener = socket.create_server((HOST, 0))
+        self._listener.settimeout(0.05)
+        self.port = self._listener.getsockname()[1]
+        self.kept, self._ends, self._threads = [], [], []
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._over = True
+        for end in self._ends:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        for thread in self._threads:
+            thread.join()
+        for end in [*self._ends, self._listener]:
+            end.close()
+
+    def _accept(self):
+        while not self._over:
+            try:
+                near = self._listener.accept()[0]
+            except TimeoutError:
+                continue
+            try:
+                far = socket.create_connection((HOST, self._far))
+            except OSError:
+                near.close()
+                continue
+            pair = (bytearray(), bytearray())
+            self.kept.append(pair)
+            self._ends += [near, far]
+            for start, to, kept in ((near, far, pair[0]), (far, near, pair[1])):
+                self._threads.append(threading.Thread(target=self._carry, args=(start, to, kept), daemon=True))
+                self._threads[-1].start()
+
+    @staticmethod
+    def _carry(start, to, kept):
+        with suppress(OSError):
+            while data := start.recv(1 << 16):
+                kept += data
+                to.sendall(data)
+        for end in (start, to):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
 
 
 def kill(process):

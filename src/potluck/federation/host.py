@@ -129,7 +129,8 @@ class Host:
         """Waits for nodes that answered in the last round and are away, no longer than within a round. So scores are of
         the same nodes, whether a connection broke or not."""
         members = self.roster.members.items()
-        wanted = {id for id, member in members if member.active and not member.missed} - self._declined.keys()
+        back = {id for id, member in members if member.active and not member.missed and id not in self._declined}
+        wanted = back & self.expected().keys()
         self._wait(lambda: wanted <= self.there(), self.settings.grace, "the nodes that score")
 
     def end(self, how: str) -> None:
