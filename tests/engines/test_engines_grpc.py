@@ -400,6 +400,25 @@ def test_a_copy_is_refused_while_the_first_is_away_too(tmp_path):
         assert len(server.notes) == 1
 
 
+def test_a_folder_that_was_set_back_is_let_in_once_the_first_is_given_up(tmp_path):
+    with serving(tmp_path, grace=0.05) as server:
+        with Caller(server.port) as first:
+            first.enter(counter=3)
+        until(lambda: not server.present())
+        with Caller(server.port) as back:
+            back.life = "another"
+
+            def entered():
+                try:
+                    return back.enter(counter=2)
+                except grpc.RpcError as fault:
+                    return None if "in use at another place" in fault.details() else fault
+
+            call = until(entered)
+            assert list(server.present()) == [back.id]
+            assert not call.done()
+
+
 def test_the_same_process_may_connect_again_before_its_old_connection_is_known_to_be_dead(tmp_path):
     with serving(tmp_path) as server, Caller(server.port) as first, Caller(server.port) as again:
         call = first.enter()

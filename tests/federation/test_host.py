@@ -177,6 +177,10 @@ def test_a_node_that_gives_no_answer_to_the_charter_is_asked_again(made):
     host.remote.look(0)
     transport.mute.clear()
     host.remote.look(0)
+    assert host.there() == set()  # not at once: it may be gone
+    now = host.clock()
+    host.clock = lambda: now + 60
+    host.remote.look(0)
     host.remote.look(0)
     assert host.there() == {"a"}
 

@@ -63,7 +63,8 @@ class NodeLines:
         self.name = name
 
     def say(self, text: str) -> None:
-        print(f"{self.name}: {visible(text)}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"{self.name}: {visible(text)}\n")  # in one piece: two threads speak
+        sys.stderr.flush()
 
     def measured(self, found: Mapping[str, Measured], tier: str) -> None:
         for name, one in found.items():

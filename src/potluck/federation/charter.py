@@ -192,7 +192,7 @@ def read_charter(plain: Any, trusted: Collection[str] = ()) -> Charter:
         _ = (found.limits, found.experiment, found.method, found.hash)
     except UserError as fault:
         raise CharterError(str(fault)) from None
-    except (KeyError, TypeError, ValueError) as fault:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as fault:
         raise CharterError(f"what the server calls a charter is none ({type(fault).__name__}).") from None
     return found
 

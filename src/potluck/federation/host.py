@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any, Protocol, runtime_checkable
 
 from potluck.core import SERVER, Limits, MessageError, one_line
@@ -17,6 +18,10 @@ from potluck.run.settings import Nodes
 
 SMALL = Limits(bytes=1 << 20, nodes=10_000)
 """What a node may say of itself."""
+AGAIN = 10.0
+"""Seconds after which a node that could not answer is asked again."""
+MOST_NOTES = 10
+"""Lines about what one node says of itself."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,10 @@ class Host:
     _compared: dict[str, Any] = field(default_factory=dict)
     """The versions that the operator was told of, by node."""
     _declined: dict[str, str] = field(default_factory=dict)
+    _again: dict[str, float] = field(default_factory=dict)
+    """When to send the charter again to nodes that could not answer."""
+    _noted: dict[str, int] = field(default_factory=dict)
+    """How often something was noted of each node."""
     _began: bool = False
     _shown: object = None
     _waiting: str = ""
@@ -74,6 +83,7 @@ class Host:
         self.remote.attend = self.attend
         self.roster.news = self.gather
         self.roster.there = self.there
+        self.roster.settle = self.settle
         self.roster.traffic = self.remote.take_traffic
 
     def attend(self) -> None:
@@ -83,7 +93,8 @@ class Host:
             del self._greeted[id]
             self._agreed.pop(id, None)
         for id, found in present.items():
-            if self._greeted.get(id) != found.since:
+            if self._greeted.get(id) != found.since or self._again.get(id, inf) <= self.clock():
+                self._again.pop(id, None)
                 self._greeted[id] = found.since
                 self._declined.pop(id, None)
                 self._agreed.pop(id, None)
@@ -97,7 +108,7 @@ class Host:
         if node != answer.node or self._greeted.get(node) != since:
             return  # it has connected again since, and was asked again
         if answer.fault:
-            del self._greeted[node]  # if it is there, it is asked again
+            self._ask_again(node)
             return
         try:
             self._agree(answer.node, read_head(answer.parts, SMALL))
@@ -122,6 +133,14 @@ class Host:
             self._new |= self.there()
         self._take_in(round)
         self._offer_smaller_tiers()
+
+    def settle(self) -> None:
+        """Waits for nodes that answered in the last round and are away, no longer than within a round. So scores are of
+        the same nodes, whether a connection broke or not."""
+        members = self.roster.members.items()
+        back = {id for id, member in members if member.active and not member.missed and id not in self._declined}
+        wanted = back & self.expected().keys()
+        self._wait(lambda: wanted <= self.there(), self.settings.grace, "the nodes that score")
 
     def end(self, how: str) -> None:
         """Tells all nodes that the federation has ended."""
@@ -169,6 +188,8 @@ class Host:
             return
         if told["kind"] != "agreed":
             self._decline(id, word(told, "reason") or "it gave no reason")
+            if told.get("later") is True:
+                self._ask_again(id)
             return
         tier, samples = word(told, "tier"), told.get("samples")
         if word(told, "charter") != self.charter.hash or tier not in {each.name for each in self.roster.tiers}:
@@ -187,16 +208,26 @@ class Host:
         theirs = {what: word(told, what)[:20] for what in versions()} if isinstance(told, Mapping) else {}
         if theirs and self._compared.get(id) != theirs:
             self._compared[id] = theirs
-            self.notes += [
-                f"{name} has {what} {theirs[what]}, the server {version}: the last bits of results may differ"
-                for what, version in versions().items()
-                if theirs[what] != version
-            ]
+            for what, version in versions().items():
+                if theirs[what] != version:
+                    note = f"{name} has {what} {theirs[what]}, the server {version}"
+                    self._note(id, one_line(f"{note}: the last bits of results may differ"))
 
     def _decline(self, id: str, reason: str) -> None:
         self._declined[id] = one_line(reason)
         self._agreed.pop(id, None)
-        self.notes.append(f"{self.expected().get(id) or id[:8]} does not take part: {one_line(reason)}")
+        self._note(id, f"{self.expected().get(id) or id[:8]} does not take part: {one_line(reason)}")
+
+    def _ask_again(self, id: str) -> None:
+        """Sends the charter again in a while: something stood in the way of an answer."""
+        self._again[id] = self.clock() + AGAIN
+
+    def _note(self, id: str, line: str) -> None:
+        """Tells the operator; of one node a few times at most, for it may come back as often as it likes."""
+        self._noted[id] = self._noted.get(id, 0) + 1
+        if self._noted[id] <= MOST_NOTES:
+            last = "; no more is said of this" if self._noted[id] == MOST_NOTES else ""
+            self.notes.append(line + last)
 
     def _wait_at_start(self) -> None:
         """Waits for the nodes of the roster if a run goes on; else for as many as the settings say, for any time."""

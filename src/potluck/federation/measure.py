@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import statistics
@@ -86,12 +87,18 @@ def usual_memory() -> int:
 def measure(
     context: SimulationContext, experiment: Experiment, tiers: Sequence[Tier], client: str
 ) -> dict[str, Measured]:
-    """Trains each tier's network for a few steps on the node's own rows; nothing of it is kept."""
+    """Trains each tier's network for a few steps on the node's own rows; nothing of it is kept. A network that is
+    larger than this machine's memory is not built: it takes for ever."""
     train, local = context.datasets.shard(client).train, experiment.local
     rows = torch.arange(min(local.batch, len(train)))
     steps = max(1, local.count(len(train)))
     found: dict[str, Measured] = {}
     for tier in tiers:
+        work = context.zoo.cost(tier.spec, len(rows))
+        modelled = 3 * work.parameter_bytes + work.activation_bytes
+        if modelled > 2 * usual_memory():
+            found[tier.name] = Measured(math.inf, modelled, steps)
+            continue
         net = context.zoo.build(Newborn(tier.spec), stream(0, "blank")).to(context.hardware).train()
         batch = {name: column.to(context.hardware) for name, column in train[rows].items()}
         optimiser = torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9)
@@ -103,8 +110,6 @@ def measure(
             context.problem.loss(net, batch).backward()  # type: ignore[no-untyped-call]
             optimiser.step()
             seconds.append(time.perf_counter() - started)
-        work = context.zoo.cost(tier.spec, len(rows))
-        modelled = 3 * work.parameter_bytes + work.activation_bytes
         peak = max(_peak() - before, modelled) if before else modelled
         found[tier.name] = Measured(statistics.median(seconds[1:]), peak, steps)
         del net, optimiser, batch

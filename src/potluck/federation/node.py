@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from potluck.core import (
     Limits,
     MessageError,
     Model,
+    Newborn,
     Task,
     UserError,
     display_name,
@@ -133,7 +135,7 @@ class Node:
             self.audit.add(leaving.what, leaving.parts, **leaving.facts)
         except OSError as fault:
             self.watch.say(f"the audit log cannot be written, so nothing is sent: {fault}")
-            return pack_plain("declined", reason=NO_LOG)
+            return pack_plain("declined", reason=NO_LOG, later=True)
         return leaving.parts
 
     def agree(self, charter: Charter, tier: str = "") -> Agreement:
@@ -151,6 +153,9 @@ class Node:
         _refuse_unknown_tier(self.options.tier, [tier.name for tier in tiers])
         measured = measure(context, experiment, tiers, self.id)
         wanted = tier or self.options.tier or largest_that_fits(measured, self.options.budget)
+        if math.isinf(measured[wanted].seconds):
+            needs = f"{measured[wanted].memory / 1e9:,.1f} GB"
+            raise CharterError(f"--tier {wanted}: its network needs {needs}, more than this machine has.")
         return Agreement(charter, setup, Worker(context), wanted, measured, self.kept.memory(charter))
 
     def _answer(self, parts: Parts) -> Leaving:
@@ -171,19 +176,23 @@ class Node:
         except MessageError as fault:
             self.watch.say(f"a message of the server makes no sense: {one_line(str(fault))}")
             return self._refusal("refused", str(fault))
-        except (UserError, LedgerError) as fault:
+        except UserError as fault:
             self.watch.say(one_line(str(fault)))
             return self._refusal("declined", str(fault))
+        except LedgerError as fault:
+            self.watch.say(one_line(str(fault)))
+            return self._refusal("declined", str(fault), later=True)
         except OSError as fault:
             self.watch.say(one_line(str(fault)))
-            return self._refusal("declined", f"{fault.strerror or type(fault).__name__} at the node")
+            return self._refusal("declined", f"{fault.strerror or type(fault).__name__} at the node", later=True)
         except Exception as fault:
             self.watch.say(one_line(f"{type(fault).__name__}: {text_of(fault)}"))
             return self._refusal("declined", f"{type(fault).__name__} at the node")
 
-    def _refusal(self, kind: str, reason: str) -> Leaving:
+    def _refusal(self, kind: str, reason: str, **more: bool) -> Leaving:
+        """An answer that says why there is none. With `later`, the server may ask again."""
         said = self._public(reason)
-        return Leaving(kind, pack_plain(kind, reason=said), {"reason": said})
+        return Leaving(kind, pack_plain(kind, reason=said, **more), {"reason": said})
 
     def _compare(self, charter: Charter, setup: Setup) -> None:
         """Compares what the charter says of networks and code with what is here."""
@@ -248,8 +257,13 @@ class Node:
             raise MessageError("a task that is none, or for another node")
         self._models.add(parts[1:])
         if missing := self._models.find([*map(str, marks.values()), *([arrays] if arrays else [])]):
+            self._models.prune()
             return Leaving("missing", pack_plain("missing", marks=missing))
         models: dict[str, Model] = {key: self._models.model(str(mark), self._limits) for key, mark in marks.items()}
+        for key, model in models.items():  # a network without numbers is small on its way, and may be any size here
+            size = now.setup.context.zoo.cost(model.spec, 1).parameter_bytes if isinstance(model, Newborn) else 0
+            if size > self._limits.bytes:
+                raise MessageError(f"model '{key[:40]}' is larger than the charter allows")
         task = replace(task, models=models, arrays=self._models.arrays(arrays, self._limits) if arrays else EMPTY)
         return self._run(now, task, told)
 

@@ -45,6 +45,8 @@ class Roster:
         """Called before every attempt at a round: takes in who came and who left."""
         self.there: Callable[[], frozenset[str]] = frozenset
         """The nodes that are connected now."""
+        self.settle: Callable[[], None] = lambda: None
+        """Called before models are scored: nodes that were just here may be on their way back."""
         self.traffic: Callable[[], Mapping[str, Sequence[int]]] = dict
         """Bytes that went to each node and came from it since the last call, as they were sent."""
         self._seed, self._misses = seed, misses
@@ -102,6 +104,7 @@ class Roster:
 
     def scored(self, count: int, round: int) -> list[Client]:
         """The nodes that score models: those that are connected, at most so many."""
+        self.settle()
         there = self.there()
         found = [client for client in self.everyone(round) if client.id in there]
         if count >= len(found):

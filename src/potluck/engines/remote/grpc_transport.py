@@ -250,6 +250,9 @@ class GrpcServer:
             if node and node.stream:
                 node.stream.wake.set()  # to end it
             return
+        if reason := self._refusal(node.id, node.expires):  # it left for good: nobody waits for it
+            self._end(message, Answer(message.node, message.number, fault=reason))
+            return
         node.messages[message.number] = message
         late = Answer(message.node, message.number, fault=f"no answer within {seconds:g} s")
         message.timer = self._loop.call_later(seconds, self._end, message, late)
@@ -367,12 +370,17 @@ class GrpcServer:
         await context.abort(CODES.ABORTED, "another connection of this node took its place")
 
     def _claim(self, node: _Node, hello: Mapping[str, Any]) -> bool:
-        """Whether this process may speak for the node: one key, one process."""
+        """Whether this process may speak for the node: one key, one process.
+
+        A counter that went back is that of a copy, as long as the first one is here or may come back. After that it may
+        be the same place, whose folder was restored from an older copy.
+        """
         instance, life = frames.word(hello, "instance"), frames.word(hello, "life")
         counter = frames.whole(hello, "counter")
         if life and life == node.life:
             return True
-        if counter <= node.counters.get(instance, -1) or (node.stream and instance != node.instance):
+        set_back = counter <= node.counters.get(instance, -1)
+        if (set_back and (node.stream or node.timer)) or (node.stream and instance != node.instance):
             return False
         node.instance, node.life, node.counters[instance] = instance, life, counter
         if len(node.counters) > 100:

@@ -258,6 +258,7 @@ def _receipt(memory: Any) -> dict[str, Any]:
 
 
 def _fits(name: str, value: Any) -> bool:
+    """Whether this may stand in a receipt: it is kept in every checkpoint, so it must be small."""
     return type(value) is RECEIPT[name] and len(str(value)) <= 300
 
 
