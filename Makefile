@@ -3,13 +3,14 @@ PYTHON ?= python3
 BIN = .venv/bin
 TORCH = $(shell grep '^torch==' constraints.txt)
 
-.PHONY: help demo test slow check lint bench board attack clean
+.PHONY: help demo test slow flower check lint bench board attack clean
 
 help:
 	@echo "make demo   compare four methods on unequal devices, and write a report"
 	@echo "make test   run the tests"
 	@echo "make check  ruff, mypy and the tests: what a reviewer would run"
 	@echo "make slow   the tests that take minutes"
+	@echo "make flower the tests of federations over Flower, which needs a Python environment of its own"
 	@echo "make bench  the benchmarks"
 	@echo "make attack MINUTES=30   kills, hostile replies, mutated messages, damaged folders, odd inputs"
 	@echo "make board  docs/results.md and the pages behind it, from the run folders in results/"
@@ -34,6 +35,16 @@ test: .venv/ready
 slow: .venv/ready
 	$(BIN)/python -m pytest -m slow $(PARALLEL)
 
+# Flower's pins and ours exclude each other, so it has an environment of its own.
+.venv-flower/ready: pyproject.toml constraints-flower.txt
+	$(PYTHON) -m venv .venv-flower
+	.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-flower.txt -e '.[flower]' pytest hypothesis
+	@touch $@
+
+flower: .venv-flower/ready
+	FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 .venv-flower/bin/python -m pytest -m "slow or not slow" tests/flower
+
 lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -55,4 +66,4 @@ board: .venv/ready
 	$(BIN)/python results/board.py
 
 clean:
-	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-flower build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

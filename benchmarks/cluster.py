@@ -13,7 +13,6 @@ asks for a token.
 
 from __future__ import annotations
 
-import argparse
 import os
 import secrets
 import statistics
@@ -21,7 +20,7 @@ import tempfile
 
 from peers.meter import Measured
 from peers.task import WORKS, Work
-from rounds import names, pythons, ratio, rep
+from rounds import arguments, pythons, ratio, rep
 
 COUNTS = (1, 2, 4)
 SCRIPTS: dict[str, tuple[str, ...]] = {
@@ -66,18 +65,8 @@ def workers(name: str) -> str:
     return name.lstrip("abcdefghijklmnopqrstuvwxyz").partition("x")[0]
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads", type=lambda text: names(text, dict(WORKS)), default=["W1", "W2", "W4"])
-    parser.add_argument("--systems", type=lambda text: names(text, dict(SCRIPTS)), default=list(SCRIPTS))
-    parser.add_argument("--rounds", type=int, help="rounds that are timed (W1: 5, W2: 2, W4: 20)")
-    parser.add_argument("--reps", type=int, default=3, help="how often every system runs (default: 3)")
-    parser.add_argument("--limit", type=float, default=900, help="most seconds of one process (default: 900)")
-    return parser.parse_args()
-
-
 def main() -> None:
-    told = arguments()
+    told = arguments(__doc__, ["W1", "W2", "W4"], SCRIPTS, "W1: 5, W2: 2, W4: 20")
     ready = pythons(told.systems)
     for key in told.workloads:
         work = WORKS[key]

@@ -101,7 +101,7 @@ def fits(name: str, work: Work) -> bool:
     return name not in GPU and not (work.widths and name in NEEDS)
 
 
-def names(text: str, known: dict[str, object]) -> list[str]:
+def names(text: str, known: Mapping[str, object]) -> list[str]:
     """Names that were given with commas."""
     given = [name for name in text.split(",") if name]
     if odd := [name for name in given if name not in known]:
@@ -109,18 +109,21 @@ def names(text: str, known: dict[str, object]) -> list[str]:
     return given
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads", type=lambda text: names(text, dict(WORKS)), default=CPU)
-    parser.add_argument("--systems", type=lambda text: names(text, dict(SCRIPTS)), default=list(SCRIPTS))
-    parser.add_argument("--rounds", type=int, help="rounds that are timed (W1: 5, W2 and W3: 2, W4: 20, W5: 5)")
+def arguments(
+    text: str | None, workloads: list[str], systems: Mapping[str, tuple[str, ...]], usual: str
+) -> argparse.Namespace:
+    """What the command line asks for; `usual` tells how many rounds are timed if it does not say."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workloads", type=lambda text: names(text, WORKS), default=workloads)
+    parser.add_argument("--systems", type=lambda text: names(text, systems), default=list(systems))
+    parser.add_argument("--rounds", type=int, help=f"rounds that are timed ({usual})")
     parser.add_argument("--reps", type=int, default=3, help="how often every system runs (default: 3)")
     parser.add_argument("--limit", type=float, default=900, help="most seconds of one process (default: 900)")
     return parser.parse_args()
 
 
 def main() -> None:
-    told = arguments()
+    told = arguments(__doc__, CPU, SCRIPTS, "W1: 5, W2 and W3: 2, W4: 20, W5: 5")
     ready = pythons(told.systems)
     for key in told.workloads:
         work = WORKS[key]

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import time
 from pathlib import Path
 
@@ -168,3 +169,13 @@ def members(session):
         if int(own) == session and state != "Z":
             found[int(name)] = int(parent)
     return found
+
+
+def end_with_second_ctrl_c(process, place):
+    """Interrupts a process that does not heed the first Ctrl-C: the second ends it, with all its children."""
+    process.send_signal(signal.SIGINT)
+    until((place / "heard").exists)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=2) == 130
+    until(lambda: not members(process.pid), seconds=2)

@@ -141,7 +141,7 @@ def test_things_are_listed_for_people_and_for_programs(what, potluck):
 
 def test_the_lists_hold_what_can_be_asked_for(potluck):
     names = {what: [row["name"] for row in json.loads(potluck("list", what, "--format", "json")[1])] for what in THINGS}
-    assert names["engines"] == ["serial", "wire", "pool", "graphs", "ray"]
+    assert names["engines"] == ["serial", "wire", "pool", "graphs", "ray", "remote"]
     assert {"fedavg", "local"} <= set(names["methods"])
     assert {"mlp", "cnn"} <= set(names["models"])
     assert "digits" in names["data"]
@@ -157,6 +157,8 @@ def test_every_listed_engine_can_be_asked_for_and_graphs_without_a_gpu_ends_with
             assert code == 6
             assert err.count("\n") == 1
             assert "torch sees no GPU here" in err
+        elif row["name"] == "remote":  # `potluck server` starts it
+            assert code == 2
         else:
             assert code == 0, err
 

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from cli_life import members, saved, until
+from cli_life import end_with_second_ctrl_c, members, saved, until
 from rich.progress import Progress
 
 from potluck.cli import display
@@ -70,12 +70,7 @@ def test_no_process_outlives_a_comparison_that_is_killed(hold_both):
 def test_a_second_ctrl_c_ends_a_comparison_that_does_not_heed_the_first(hold_both, place):
     process = hold_both()
     (place / "stubborn").touch()
-    process.send_signal(signal.SIGINT)
-    until((place / "heard").exists)
-    assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=2) == 130
-    until(lambda: not members(process.pid), seconds=2)
+    end_with_second_ctrl_c(process, place)
 
 
 @pytest.mark.slow

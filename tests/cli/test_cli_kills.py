@@ -10,7 +10,7 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 
 import pytest
-from cli_life import SETTINGS, SLOW_START, members, saved, until
+from cli_life import SETTINGS, SLOW_START, end_with_second_ctrl_c, members, saved, until
 
 from potluck.ledger import read_journal
 from potluck.run import read_experiment, resume, run
@@ -131,12 +131,7 @@ def test_one_signal_saves_the_run_and_says_how_to_go_on(kind, engine, hold, plac
 def test_a_second_ctrl_c_ends_a_run_that_does_not_heed_the_first(hold, place, whole):
     (place / "stubborn").touch()
     process = hold("after 2", *RUN, "--engine", "pool")
-    process.send_signal(signal.SIGINT)
-    until((place / "heard").exists)
-    assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=2) == 130
-    until(lambda: not members(process.pid), seconds=2)
+    end_with_second_ctrl_c(process, place)
     (place / "hold").unlink()
     assert resumed_equal(whole)
 

@@ -88,14 +88,17 @@ def test_provision_again_says_what_it_kept(kits, place, potluck):
 
 
 def test_a_site_with_its_own_key_joins_by_its_public_key(kits, place, potluck):
-    code, out, _ = potluck("nodes", "new-key", "--to", "clinic-d/")
+    code, made, _ = potluck("nodes", "new-key", "--to", "clinic-d/")
     assert code == 0
-    assert "made clinic-d/key.pem: secret, it stays here" in out
+    assert "made clinic-d/key.pem: secret, it stays here" in made
     assert stat.S_IMODE((place / "clinic-d" / "key.pem").stat().st_mode) == 0o600
     code, out, _ = potluck("provision", "federation.toml", "--to", "kits", "--admit", "clinic-d/clinic-d.pub")
     assert code == 0
     assert "made kits/clinic-d: " in out
     assert "the key is at the site" in out
+    told = re.search(r"the node's id will be ([0-9a-f]{32})", made)
+    listed = json.loads(potluck("nodes", "list", "--kit", "kits/server", "--format", "json")[1])
+    assert listed[-1]["id"] == told[1]
     assert not (kits / "clinic-d" / "key.pem").exists()
     code, out, _ = potluck("nodes", "new-key", "--to", "else", "--name", "x")
     code, out, _ = potluck(

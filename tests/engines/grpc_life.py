@@ -136,7 +136,7 @@ class Caller:
         )
         self.id = who.id
         self.channel = grpc.secure_channel(f"{HOST}:{port}", keys, options)
-        self.life, self.session = f"life of {name}", ""
+        self.life, self.session, self._calls = f"life of {name}", "", []
 
     def __enter__(self):
         return self
@@ -147,10 +147,11 @@ class Caller:
     def fetch(self, *sent):
         return self.channel.stream_stream(f"/{SERVICE}/{FETCH}")(iter(sent))
 
-    def enter(self, instance="i", counter=1):
+    def enter(self, instance="i", counter=1, held=()):
         """Begins as a node does; returns the call, after its first frame."""
-        hello = {"instance": instance, "counter": counter, "life": self.life, "session": "", "held": []}
-        call = self.fetch(frames.pack_head(frames.HELLO, hello))
+        hello = {"instance": instance, "counter": counter, "life": self.life, "session": self.session}
+        call = self.fetch(frames.pack_head(frames.HELLO, {**hello, "held": list(held)}))
+        self._calls.append(call)  # a call that nobody holds is cancelled
         self.session = frames.read_head(next(call), frames.WELCOME)["session"]
         return call
 
@@ -262,7 +263,11 @@ def main(address, name, instance, counter, folder, mode):
                 time.sleep(0.05)
         return parts
 
-    attend(address, *pems, instance, int(counter), respond, print, threading.Event(), Path(folder), patience=SOON)
+    stop = threading.Event()
+    try:
+        attend(address, *pems, instance, int(counter), respond, print, stop, Path(folder), patience=SOON)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":

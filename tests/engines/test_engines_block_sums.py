@@ -179,11 +179,12 @@ def test_labels_are_checked_before_a_worker_uses_them():
     assert ("quarantined", "its labels are not a list of classes below 3") in [entry[2:4] for entry in heard[0][0]]
 
 
-def test_a_worker_killed_in_the_middle_costs_one_client_and_its_block_is_added_up_on_the_server():
+def test_a_worker_killed_in_the_middle_costs_one_client_and_its_batch_is_added_up_on_the_server():
+    """Forty tasks are a batch of two blocks, and one of eight tasks."""
     killed = rounds(Odd(LOCAL, odd="bye", who=("c20",)), "pool")
     failed = rounds(Odd(LOCAL, odd="boom", who=("c20",)), "serial")
     assert killed[0] == failed[0]
-    assert killed[2] == [(2, 15)]
+    assert killed[2] == [(1, 31)]
     verdicts = [{entry[1][2]: entry[2:4] for entry in heard[0]} for heard in killed[1]]
     assert verdicts[0]["c20"] == ("absent", "failed: unreachable (its worker process died)")
     assert [heard[1:3] for heard in killed[1]] == [heard[1:3] for heard in failed[1]]
@@ -279,8 +280,8 @@ def test_blocks_are_added_in_order():
 # Batches
 
 
-def envelopes(count, size=1, without=(), unheld=()):
-    rules = FoldRules(Gate(), Usual(), False, {}, count)
+def envelopes(count, size=1, without=(), unheld=(), alike=True):
+    rules = FoldRules(Gate(), Usual(), False, {}, count, alike)
     shared = torch.zeros(size)
     for n in range(count):
         if n not in without:
@@ -296,9 +297,23 @@ def blocks(envelopes, workers=2):
 
 def test_batches_are_whole_blocks_of_task_positions():
     """Client 3 is absent, so the first block has fifteen tasks: the sixteenth position is in the next one."""
-    assert blocks(envelopes(70)) == ([16, 16, 16, 16, 6], [True] * 5)
-    assert blocks(envelopes(70, without=(3,))) == ([15, 16, 16, 16, 6], [True] * 5)
-    assert blocks(envelopes(70, without=range(16, 48))) == ([16, 16, 6], [True] * 3)
+    assert blocks(envelopes(64)) == ([16, 16, 16, 16], [True] * 4)
+    assert blocks(envelopes(64, without=(3,))) == ([31, 16, 16], [True] * 3)
+    assert blocks(envelopes(70, without=range(16, 48))) == ([32, 6], [True] * 2)
+
+
+def test_batches_have_several_blocks_and_fewer_towards_the_end():
+    """Each is at least a quarter of what is left, for two workers: 50 of 200, 34 of 136, 22 of 88, 14 of 56.
+
+    Two blocks of 3.6 MB are as many as are sent together.
+    """
+    assert blocks(envelopes(200)) == ([64, 48, 32, 16, 16, 16, 8], [True] * 7)
+    assert blocks(envelopes(200, size=300_000)) == ([64, 48, 32, 16, 16, 16, 8], [True] * 7)
+    assert blocks(envelopes(200, size=900_000)) == ([32] * 5 + [16, 16, 8], [True] * 8)
+
+
+def test_tasks_that_take_unequal_time_are_sent_block_by_block():
+    assert blocks(envelopes(70, alike=False)) == ([16, 16, 16, 16, 6], [True] * 5)
 
 
 def test_a_block_with_a_task_that_must_come_as_it_is_is_not_added_up():

@@ -27,7 +27,7 @@ def settings(method="heterofl", **changes):
         "data": {"name": "npz", "test": 0.2, "validation": 0.1},
         "model": {"name": "mlp", "hidden": 16, "depth": 3},
         "tier": [{"name": name, "width": width} for name, width in zip(TIERS, (0.25, 0.5, 1.0), strict=True)],
-        "method": {"name": method},
+        "method": method if isinstance(method, dict) else {"name": method},
         "local": {"epochs": 1, "batch": 16, "lr": 0.1},
         "nodes": {"shape": [1, 8, 8], "classes": 10, "floor": 5, "patience": 5},
         "run": {"retries": 0},

@@ -196,7 +196,7 @@ def task_for(made, models=None, **changes):
     part = pack_array(model)
     named = {"model": (mark_of(part), part)} if models is None else models
     task = Task(**{"verb": "train", "to": identity("clinic-a"), **changes.pop("task", {})})
-    message = pack_task(TaskEnvelope(task, EMPTY, 0), named, made.charter.hash, 0, "exact")
+    message = pack_task(TaskEnvelope(task, EMPTY, 0), named, None, made.charter.hash, 0, "exact")
     return (pack_array(told(message.parts()) | changes), *message.parts()[1:])
 
 
@@ -243,8 +243,8 @@ MESSAGES = {
         lambda made: task_for(made, models={"model": ("0" * 64, pack_array([]))})[:1],
         *("missing", ""),
     ),
-    "an offer of a larger tier": (lambda made: pack_plain("tier", tier="large"), "declined", "'large' is no smaller"),
-    "an offer that is a list": (lambda made: pack_plain("tier", tier=["small"]), "declined", "is no smaller tier"),
+    "an offer of a larger tier": (lambda made: pack_plain("tier", tier="large"), "agreed", ""),
+    "an offer that is a list": (lambda made: pack_plain("tier", tier=["small"]), "agreed", ""),
     "no charter": (lambda made: pack_plain("charter"), "declined", "what the server calls a charter is none"),
     "an empty charter": (lambda made: pack_plain("charter", charter={}), "declined", "version None of the protocol"),
 }
@@ -257,6 +257,7 @@ def test_a_node_answers_a_hostile_server_with_a_reason_and_lives_on(agreed, case
     answer = told(node.respond(message(made)))
     assert answer["kind"] == kind
     assert reason in answer.get("reason", "")
+    assert answer.get("tier", "small") == "small"  # an offer is taken only if it is of a smaller tier
     assert kind_of(node.respond(task_for(made))) == "result"
 
 
@@ -300,11 +301,11 @@ CHARTERS = {
     ),
     "a method that there is not": (
         lambda plain: plain | {"method": {"class": "nothing.here:Method", "settings": {}}},
-        "cannot be imported",
+        "the server names the module 'nothing.here', which is not Potluck's",
     ),
     "a function as a method": (
         lambda plain: plain | {"method": {"class": "os:system", "settings": {}}},
-        "is no dataclass",
+        "the server names the module 'os', which is not Potluck's",
     ),
     "another class as a method": (
         lambda plain: plain | {"method": {"class": "potluck.core.round:Cost", "settings": {}}},

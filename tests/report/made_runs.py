@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
 import sys
@@ -102,6 +103,52 @@ def task(
         "outcome": outcome,
     }
     return event | {"reason": reason, "measured": measured, "modelled": modelled, "loss": 0.3, "samples": 25}
+
+
+def node_id(name: str) -> str:
+    """An id as a node has it: 32 hex digits."""
+    return hashlib.sha256(name.encode()).hexdigest()[:32]
+
+
+def nodes_event(round_: int, **states: str) -> dict[str, object]:
+    """The event of a round about its nodes: `ANSWERED`, `SILENT`, `THERE` or `AWAY` by name.
+
+    A node that was asked was sent 1,000 bytes; one that answered sent 400.
+    """
+    told = [
+        {
+            "client": node_id(name),
+            "name": name,
+            "tier": "phone" if name == "b" else "watch",
+            "there": state in "at",
+            "asked": state in "as",
+            "answered": state == "a",
+            "bytes_down": 1000 if state in "as" else 0,
+            "bytes_up": 400 if state == "a" else 0,
+        }
+        for name, state in states.items()
+    ]
+    return {"event": "nodes", "round": round_, "nodes": told}
+
+
+def made_federation(folder: Path, label: str = "FedAvg", **presence: str) -> Path:
+    """A federation of real nodes: a letter for each round says what a node did in it; a blank: it had not joined."""
+    rounds = max(map(len, presence.values()))
+    events: list[dict[str, object]] = []
+    for index in range(1, rounds + 1):
+        now = {name: letters[index - 1] for name, letters in presence.items() if letters[index - 1 : index].strip()}
+        asked = {name: state for name, state in now.items() if state in "as"}
+        for name, state in asked.items():
+            outcome, reason = ("accepted", "") if state == "a" else ("absent", "no answer within 60 s")
+            cost = {"bytes_down": 900, "bytes_up": 300 if state == "a" else 0, "seconds": 2, "modelled_seconds": 5}
+            events.append(task(index, node_id(name), "phone" if name == "b" else "watch", outcome, reason, **cost))
+        events += [{"event": "round", "round": index, "seconds": 1.0}, nodes_event(index, **now)]
+    values = {"values": [0.5 + 0.1 * index for index, _ in enumerate(presence)]}
+    scores = {"mean": 0.6, "count": len(presence), **values, "ids": [node_id(name) for name in presence]}
+    line = {"round": rounds, "global": {"test": {"accuracy": 0.8}}, "clients": scores}
+    facts = {"charter": "0" * 64, "nodes": {node_id(name): name for name in presence}, "engine": "remote"}
+    facts |= {"clients": len(presence), "rounds": rounds}
+    return write_folder(folder, manifest(label, **facts), events, [line])
 
 
 def held(rule: str, width: float, units: int, round_: int, dice: random.Random) -> list[int]:
@@ -290,6 +337,14 @@ def main(base: Path) -> None:
     print(write_report(widths[2:3], base / "prefix.html"))
     print(write_report(widths[4:5], base / "random.html"))
     print(write_report([*widths, folders[0]], base / "widths.html"))
+    few = made_federation(
+        base / "few", **{"clinic-1": "aaaasstaaa", "clinic-2": "aaa---aaaa", "clinic-10": "   aataata"}
+    )
+    dice = random.Random(0)
+    long = {f"site-{index}": "".join(dice.choices("ast-", (8, 1, 2, index / 6), k=500)) for index in range(12)}
+    print(write_report([few], base / "nodes.html"))
+    print(write_report([made_federation(base / "long", **long)], base / "nodes-long.html"))
+    print(write_report([few, folders[0]], base / "nodes-mixed.html"))
     print(write_report(made_widths(base / "same", same, 150), base / "same-width.html"))
 
 

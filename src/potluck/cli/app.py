@@ -37,7 +37,7 @@ class ListTopic(StrEnum):
 
 
 class EngineName(StrEnum):
-    """The engines of `potluck list engines`, and auto."""
+    """The engines of `potluck list engines` that simulate, and auto. `potluck server` starts the other one, remote."""
 
     auto = "auto"
     serial = "serial"
@@ -172,7 +172,7 @@ def report(
 
 @app.command(epilog="Example: potluck export runs/digits-fedavg-s0 --tier phone --to phone_model")
 def export(
-    folder: Annotated[Path, typer.Argument(help="A run folder.")],
+    folder: Annotated[Path, typer.Argument(help="A run folder; at a node, its kit or its folder.")],
     to: Annotated[Path, typer.Option(help="The folder to write the model to.")],
     tier: Annotated[
         str | None, typer.Option(help="The tier whose model to write; by default the largest tier.")
@@ -184,11 +184,16 @@ def export(
         bool, typer.Option("--server", help="Write the server's own model, which may be larger than any tier's.")
     ] = False,
 ) -> None:
-    """Write the model of a tier as safetensors, ready to load as a plain nn.Module."""
+    """Write the model of a tier as safetensors, ready to load as a plain nn.Module; at a node, the node's own."""
     from potluck.cli import display
+    from potluck.federation.node_export import export_node, find_node_folder, refuse_choices
     from potluck.run import export as write
 
-    write(folder, to, tier, client, server)
+    if node := find_node_folder(folder):
+        refuse_choices(tier, client, server)
+        export_node(node, to)
+    else:
+        write(folder, to, tier, client, server)
     display.print_line(f"wrote {to}/model.safetensors and {to}/model.json")
     display.print_line(f'load it with: from potluck.models import load; net = load("{to}")')
 

@@ -158,10 +158,12 @@ def print_result(found: Result, as_json: bool) -> None:
     if as_json:
         print_json(found.plain())
         return
-    from potluck.report import privacy_guarantee, read_record, refusal_summary, run_table
+    from potluck.report import nodes_table, privacy_guarantee, read_record, refusal_summary, run_table
 
     run = read_record(found.folder)
     print_table(run_table(run))
+    if nodes := nodes_table(run):
+        print_table(nodes)
     if why := refusal_summary(run):
         print_line(f"refused: {why}")
     if guarantee := privacy_guarantee(run):

@@ -139,11 +139,13 @@ def new_key(
 ) -> None:
     """Make a site's own key, at the site: the private key never leaves it."""
     from potluck.cli import display
-    from potluck.federation import make_site_key
+    from potluck.federation import make_site_key, read_site_key
+    from potluck.federation.authority import fingerprint
 
     public = make_site_key(to, name or to.resolve().name)
     display.print_line(f"made {to / 'key.pem'}: secret, it stays here")
     display.print_line(f"made {public}: send this one to who runs the federation (potluck provision ... --admit)")
+    display.print_line(f"the node's id will be {fingerprint(read_site_key(public))}; compare it by telephone")
 
 
 def _print_node(node_id: str, kit: Path, format: Format) -> None:

@@ -24,19 +24,22 @@ class WithNodes:
     def __init__(self, watch: ProgressListener) -> None:
         self.watch = watch
         self._states: dict[str, str] = {}
+        self._names: dict[str, str] = {}
         self._waiting = ""
 
     def round(self, done: int, scores: Mapping[str, Any] | None, totals: Mapping[str, float]) -> None:
         self.watch.round(done, scores, totals)
 
     def warn(self, text: str) -> None:
-        self.watch.warn(text)
+        from potluck.report import name_nodes
+
+        self.watch.warn(name_nodes(text, self._names))
 
     def nodes(self, nodes: Sequence[NodeState], waiting: str) -> None:
         for node in nodes:
             if self._states.get(node.id, "away") != node.state:
                 self.watch.warn(_news(node))
-            self._states[node.id] = node.state
+            self._states[node.id], self._names[node.id] = node.state, node.name
         here = sum(node.state == "here" for node in nodes)
         away = ", ".join(node.name for node in nodes if node.state != "here")
         told = f"waiting for {waiting}: {here} of {len(nodes)} here" + (f"; not {away}" if away else "")
@@ -72,7 +75,8 @@ class NodeLines:
             )
 
     def begins(self, task: Task) -> None:
-        pass
+        if task.verb != "score":
+            self.say(f"round {task.round + 1}: {task.verb} begins")
 
     def ends(self, task: Task, result: TaskResult, sent: int) -> None:
         seconds = result.reply.cost.seconds if result.reply else 0.0
@@ -96,6 +100,9 @@ def consent(yes: bool) -> Callable[[Charter, str], bool]:
             return True
         if not sys.stdin.isatty():
             raise SettingsError("nobody is here to ask whether to take part; give --yes.")
-        return input("Take part? [y/N] ").strip().lower() in ("y", "yes")
+        try:
+            return input("Take part? [y/N] ").strip().lower() in ("y", "yes")
+        except EOFError:
+            return False
 
     return ask

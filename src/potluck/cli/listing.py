@@ -46,8 +46,10 @@ def _data() -> list[dict[str, Any]]:
 
 def _engines() -> list[dict[str, Any]]:
     from potluck.engines import ENGINES
+    from potluck.engines.remote import Remote
 
-    return [{"name": name, "about": _first_line(kind)} for name, kind in ENGINES.items()]
+    known = {**ENGINES, "remote": Remote}  # not for `potluck run`: it needs nodes
+    return [{"name": name, "about": _first_line(kind)} for name, kind in known.items()]
 
 
 def _profiles() -> list[dict[str, Any]]:

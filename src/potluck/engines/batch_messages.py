@@ -71,27 +71,27 @@ def read_batch(
 
 
 def write_results(
-    envelopes: Sequence[TaskEnvelope], results: Sequence[TaskResult], sums: Sums | None = None
+    envelopes: Sequence[TaskEnvelope], results: Sequence[TaskResult]
 ) -> tuple[list[Any], dict[str, Tensor]]:
-    """The results of a batch as JSON values and tensors, and the sum of those that say so."""
-    layouts = Numbered()
+    """The results of a batch as JSON values and tensors, with the sums that hold their models."""
+    layouts, blocks = Numbered(), Numbered()
     rows, loose = [], {}
     for number, (envelope, result) in enumerate(zip(envelopes, results, strict=True)):
-        reply, summed = result.reply, result.block is not None
-        row: list[Any] = [result.fault, result.skipped, result.refused, summed]
+        reply, block = result.reply, None if result.block is None else blocks.number(result.block)
+        row: list[Any] = [result.fault, result.skipped, result.refused, block]
         rows.append(row)
         models = {}
         if reply is not None:
             cost = reply.cost
             prices = [cost.bytes_down, cost.bytes_up, cost.flops, cost.memory, cost.seconds]
             row += [dict(result.measures) if result.measures else {}, reply.weight, dict(reply.metrics), prices]
-            if not summed:
+            if block is None:
                 sent = envelope.task.models
                 models = {key: _model_fields(model, sent.get(key), layouts) for key, model in reply.models.items()}
         arrays = EMPTY if reply is None else reply.arrays
         if models or arrays or result.memory is not None:
             loose[str(number)] = [models, arrays, result.memory]
-    plain, tensors = split_tensors([loose, _sums_fields(sums, layouts)])
+    plain, tensors = split_tensors([loose, [_sums_fields(sums, layouts) for sums in blocks.values]])
     return [rows, _layout_fields(layouts), plain], tensors
 
 
@@ -102,19 +102,19 @@ def read_results(
     rows, layout_fields, plain = message
     loose, sums_fields = join_tensors(plain, tensors)
     layouts = [BufferLayout.of(*layout) for layout in layout_fields]
-    sums = _read_sums(sums_fields, layouts)
+    blocks = [_read_sums(fields, layouts) for fields in sums_fields]
     results = []
     for number, (envelope, row) in enumerate(zip(envelopes, rows, strict=True)):
-        fault, skipped, refused, summed, *answer = row
+        fault, skipped, refused, at, *answer = row
+        block = None if at is None else blocks[at]
         models, arrays, memory = loose.get(str(number), (EMPTY, EMPTY, None))
         sent, reply, measures = envelope.task, None, EMPTY
         task = Task(sent.verb, sent.to, sent.key, sent.round, config=sent.config, memory=sent.memory)
         if answer:
             measures, weight, metrics, cost = answer
-            bare = {"model": Model(sent.models["model"].spec, EMPTY)} if summed else {}
+            bare = {"model": Model(sent.models["model"].spec, EMPTY)} if block else {}
             found = {key: _read_model(model, sent.models.get(key), layouts) for key, model in models.items()}
             reply = Reply(found or bare, arrays, weight, metrics, task, Cost(*cost))
-        block = sums if summed else None
         results.append(TaskResult(task, reply, memory, fault, skipped, False, refused, block, measures))
     return results
 
@@ -128,19 +128,15 @@ def sendable(envelope: TaskEnvelope, result: TaskResult) -> TaskResult:
     return result
 
 
-def _sums_fields(sums: Sums | None, layouts: Numbered) -> Any:
+def _sums_fields(sums: Sums, layouts: Numbered) -> Any:
     """Sums as plain values and tensors; each buffer once."""
-    if sums is None:
-        return None
     flat = [[layouts.number(layout), list(names), buffer] for (layout, names), buffer in sums.flat.items()]
     inside = {name for _, names in sums.flat for name in names}
     totals = {name: total for name, total in sums.totals.items() if name not in inside}
     return [flat, totals, sums.weights, {name: list(pair) for name, pair in sums.maxima.items()}]
 
 
-def _read_sums(fields: Any, layouts: Sequence[BufferLayout]) -> Sums | None:
-    if fields is None:
-        return None
+def _read_sums(fields: Any, layouts: Sequence[BufferLayout]) -> Sums:
     flat, totals, weights, maxima = fields
     sums = Sums(totals, weights, {name: (maximum, seen) for name, (maximum, seen) in maxima.items()})
     for number, names, buffer in flat:

@@ -1,8 +1,9 @@
-"""What a worker does with a batch of tasks: it runs them, and adds up the replies if they are a block of a fold."""
+"""What a worker does with a batch of tasks: it runs them, and adds up the replies if they are blocks of a fold."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor
@@ -23,7 +24,7 @@ def run_batch(
     pack: Callable[[list[Any], Mapping[str, Tensor]], T],
     run_all: RunAll | None = None,
 ) -> T:
-    """Runs a batch of tasks; returns the message with their results, and with their sum if they are a block.
+    """Runs a batch of tasks; returns the message with their results, and with their sums if they are whole blocks.
 
     `read_tasks` gives the tasks as they were sent, also a second time. `run_all` runs them in another way than this
     worker would.
@@ -31,7 +32,7 @@ def run_batch(
     envelopes = read_tasks()
     if envelopes[0].fold is not None:
         try:
-            return pack(*_add_up(worker, envelopes))
+            return pack(*write_results(envelopes, _add_up(worker, envelopes)))
         except Exception:  # the server gets each reply instead, and tells what is wrong
             envelopes = read_tasks()
     results = _run(worker, envelopes) if run_all is None else run_all(envelopes)
@@ -46,9 +47,11 @@ def _run(worker: Worker, envelopes: Sequence[TaskEnvelope]) -> list[TaskResult]:
     return worker.run_side_by_side(envelopes, run_stacked) if stacked else list(map(worker.run, envelopes))
 
 
-def _add_up(worker: Worker, envelopes: Sequence[TaskEnvelope]) -> tuple[list[Any], dict[str, Tensor]]:
-    """Runs a block of tasks and adds up the replies one by one, so that only one model is in memory."""
+def _add_up(worker: Worker, envelopes: Sequence[TaskEnvelope]) -> list[TaskResult]:
+    """Runs blocks of tasks and adds up the replies one by one, so that only one model is in memory."""
     assert envelopes[0].fold is not None
-    block = BlockSum(worker.context, envelopes[0].fold.rules)
-    results = [block.add(envelope, worker.run(envelope)) for envelope in envelopes]
-    return write_results(envelopes, results, block.sums)
+    rules, results = envelopes[0].fold.rules, list[TaskResult]()
+    for _, block in groupby(envelopes, lambda envelope: envelope.fold and envelope.fold.block):
+        sums = BlockSum(worker.context, rules)
+        results += [sums.add(envelope, worker.run(envelope)) for envelope in block]
+    return results

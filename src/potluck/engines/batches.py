@@ -15,7 +15,7 @@ from itertools import chain, groupby, islice
 from typing import Generic, TypeVar
 
 from potluck.core import SERVER, ResourceError, Task
-from potluck.engines.context import SimulationContext, TaskEnvelope, TaskResult
+from potluck.engines.context import FoldRules, SimulationContext, TaskEnvelope, TaskResult
 from potluck.parts import BLOCK
 
 AHEAD = 4
@@ -61,7 +61,7 @@ class Assignment:
 
     @property
     def envelopes(self) -> list[TaskEnvelope]:
-        """Its tasks. Those of a batch that is sent again in pieces are no whole block, so each reply comes back."""
+        """Its tasks. Those of a batch that is sent again in pieces are no whole blocks, so each reply comes back."""
         found = [self.batch.envelopes[place] for place in self.places]
         whole = len(found) == len(self.batch.envelopes)
         return found if whole else list(map(_unsummed, found))
@@ -78,7 +78,7 @@ class BatchEngine(ABC, Generic[W]):
     """Whether a client's task is sent again if its worker dies; if not, the client counts as absent."""
     sums = False
     """Whether workers add up the replies to tasks that have a place in a fold (`TaskEnvelope.fold`). Such tasks are
-    posted together only if they are a whole block."""
+    posted together only if they are whole blocks."""
 
     together = 0
     """How many tasks a worker trains side by side, as on a GPU; 0: one after the other."""
@@ -228,7 +228,7 @@ def _batches(
             for start in range(0, len(shared), share):
                 yield EnvelopeBatch(list(map(_unsummed, shared[start : start + share])))
         return
-    while drawn := _draw(rest, max(stack, 1) if stack > 1 else MANY):
+    while drawn := _draw(rest, max(stack, 1) if stack > 1 else MANY)[0]:
         while drawn:
             size = len(drawn) if stack > 1 else 1 if alone else min(BATCH, max(1, len(drawn) // (4 * workers)))
             yield EnvelopeBatch(list(map(_unsummed, drawn[:size])))
@@ -236,7 +236,10 @@ def _batches(
 
 
 def _block_batches(envelopes: Iterable[TaskEnvelope], workers: int) -> Iterator[EnvelopeBatch]:
-    """Groups tasks into whole blocks of a fold, if there are enough of them and they are small; else as `_batches`."""
+    """Groups tasks into whole blocks of a fold, if there are enough of them and they are small; else as `_batches`.
+
+    A batch of equal tasks has several blocks, fewer and fewer towards the end.
+    """
     rest = iter(envelopes)
     first = next(rest, None)
     if first is None:
@@ -245,22 +248,39 @@ def _block_batches(envelopes: Iterable[TaskEnvelope], workers: int) -> Iterator[
     if first.fold is None or first.fold.rules.tasks < BLOCKS_EACH * BLOCK * workers:
         yield from _batches(every, workers, 0)
         return
-    for _, group in groupby(every, lambda envelope: envelope.fold and envelope.fold.position // BLOCK):
+    batch: list[TaskEnvelope] = []
+    size = 0
+    for _, group in groupby(every, lambda envelope: envelope.fold and envelope.fold.block):
         block = iter(group)
-        drawn = _draw(block, BLOCK)
+        drawn, more = _draw(block, BLOCK)
         left = list(islice(block, 1))
-        if left or any(envelope.fold is None or envelope.fold.held is None for envelope in drawn):
+        whole = not left and all(envelope.fold is not None and envelope.fold.held is not None for envelope in drawn)
+        if whole:
+            batch, size = batch + drawn, size + more
+        if batch and (not whole or size > SMALL or _enough(batch, first.fold.rules, workers)):
+            yield EnvelopeBatch(batch)
+            batch, size = [], 0
+        if not whole:
             yield from _batches(chain(drawn, left, block), workers, 0)
-        else:
-            yield EnvelopeBatch(drawn)
+    if batch:
+        yield EnvelopeBatch(batch)
+
+
+def _enough(batch: Sequence[TaskEnvelope], rules: FoldRules, workers: int) -> bool:
+    """Whether a batch of blocks is half of a worker's share of the tasks that were left before it.
+
+    If tasks are unequal, one block is enough: several may take longer than all that the others have to do.
+    """
+    start = batch[0].fold.position if batch[0].fold is not None else 0
+    return not rules.alike or 2 * workers * len(batch) >= rules.tasks - start
 
 
 def _unsummed(envelope: TaskEnvelope) -> TaskEnvelope:
     return envelope if envelope.fold is None else replace(envelope, fold=None)
 
 
-def _draw(rest: Iterator[TaskEnvelope], most: int) -> list[TaskEnvelope]:
-    """The next tasks, as long as their tensors are small in total; shared tensors count once."""
+def _draw(rest: Iterator[TaskEnvelope], most: int) -> tuple[list[TaskEnvelope], int]:
+    """The next tasks, as long as their tensors are small in total, and that total; shared tensors count once."""
     found: list[TaskEnvelope] = []
     seen: dict[int, int] = {}
     read: set[int] = set()
@@ -275,7 +295,7 @@ def _draw(rest: Iterator[TaskEnvelope], most: int) -> list[TaskEnvelope]:
                 read.add(id(arrays))
                 seen |= {id(tensor): tensor.nbytes for tensor in arrays.values()}
                 total = sum(seen.values())
-    return found
+    return found, total
 
 
 def _lost_result(task: Task, reason: str) -> TaskResult:

@@ -10,7 +10,7 @@ from potluck.core import EMPTY, Bytes, Examples, Expected, Problem, Reply, Shape
 from potluck.engines.gate import Gate
 from potluck.engines.usual import Usual
 from potluck.learn import GaussianMechanism, Precision
-from potluck.parts import Mask, Part, Sums
+from potluck.parts import BLOCK, Mask, Part, Sums
 
 
 class ClientData(Protocol):
@@ -101,6 +101,8 @@ class FoldRules:
     whole: Shapes
     tasks: int
     """About how many tasks the fold has."""
+    alike: bool = False
+    """Whether all tasks hold the same part of the whole, so that they take about as long."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +115,11 @@ class FoldTask:
     held: Part | Mask | None
     """Its part of the whole; None: the reply must come to the server as it is."""
     expects: Expected
+
+    @property
+    def block(self) -> int:
+        """The number of its block: so many tasks are added up first, then the sums of blocks."""
+        return self.position // BLOCK
 
 
 @dataclass(frozen=True, eq=False)

@@ -180,7 +180,8 @@ class RoundSession:
         plain = isinstance(mean, OverlapMean) and type(mean).add is OverlapMean.add and mean.empty
         if not isinstance(mean, OverlapMean) or not plain or not counts:
             return None
-        rules = FoldRules(run.gate, run.usual, run.samples is not None, shapes_of(mean.start), len(held))
+        alike = len(set(map(id, held.values()))) == 1
+        rules = FoldRules(run.gate, run.usual, run.samples is not None, shapes_of(mean.start), len(held), alike)
 
         def place(task: Task, position: int) -> FoldTask:
             part = held.get(task.to)

@@ -42,6 +42,8 @@ class NodeEntry:
     """Since when it has this status, in ISO 8601."""
     expires: str
     """When its certificate expires, in ISO 8601."""
+    key: str = ""
+    """Its public key, as PEM."""
 
     def expired(self, now: datetime) -> bool:
         return now > datetime.fromisoformat(self.expires)
@@ -84,6 +86,11 @@ class AdmittedNodes:
         now = datetime.now(UTC)
         found = (entry for entry in self._current().values() if entry.status == "admitted" and not entry.expired(now))
         return {entry.id: entry.name for entry in found}
+
+    def keys(self) -> list[bytes]:
+        """The public keys of the nodes that are admitted now, as PEM."""
+        names = self.names()
+        return [entry.key.encode() for entry in self._current().values() if entry.key and entry.id in names]
 
     def _current(self) -> Mapping[str, NodeEntry]:
         with self._lock:
@@ -147,8 +154,12 @@ def _parse(raw: bytes, path: Path) -> Entries:
 
 def _entry(row: object) -> NodeEntry:
     names = {field.name for field in fields(NodeEntry)}
-    if not isinstance(row, dict) or set(row) != names or not all(isinstance(value, str) for value in row.values()):
-        raise ValueError(f"each node has the texts {', '.join(sorted(names))}")
+    if (
+        not isinstance(row, dict)
+        or not names - {"key"} <= set(row) <= names
+        or not all(isinstance(value, str) for value in row.values())
+    ):
+        raise ValueError(f"each node has the texts {', '.join(sorted(names - {'key'}))}")
     if row["status"] not in ("admitted", "revoked"):
         raise ValueError(f"status '{row['status']}' is neither admitted nor revoked")
     if not re.fullmatch("[0-9a-f]{32}", row["id"]):
@@ -201,14 +212,14 @@ def with_status(entries: Entries, node: NodeEntry, status: str, now: datetime) -
     return tuple(changed if entry.id == node.id else entry for entry in entries)
 
 
-def with_node(entries: Entries, node_id: str, name: str, expires: datetime, now: datetime) -> Entries:
-    """The list with this node admitted until its certificate expires."""
+def with_node(entries: Entries, node_id: str, name: str, expires: datetime, now: datetime, key: bytes = b"") -> Entries:
+    """The list with this node admitted until its certificate expires; `key` is its public key, as PEM."""
     refuse_other_key(entries, node_id, name)
     known = [entry for entry in entries if entry.id == node_id]
     if known:
-        renewed = replace(known[0], expires=iso(expires))
+        renewed = replace(known[0], expires=iso(expires), key=key.decode() or known[0].key)
         return with_status(tuple(renewed if e.id == node_id else e for e in entries), renewed, "admitted", now)
-    return (*entries, NodeEntry(node_id, name, "admitted", iso(now), iso(expires)))
+    return (*entries, NodeEntry(node_id, name, "admitted", iso(now), iso(expires), key.decode()))
 
 
 def refuse_other_key(entries: Entries, node_id: str, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Keys and X.509 certificates of a federation, as PEM. The only file that imports the package cryptography.
+"""Keys and X.509 certificates of a federation, as PEM. Nothing else here imports the package cryptography.
 
 A node's id is the fingerprint of its public key: the first 32 hex digits of SHA-256 over the DER SubjectPublicKeyInfo.
 Private keys appear in no error and in no repr.

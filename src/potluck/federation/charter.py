@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
@@ -34,6 +34,7 @@ from potluck.core import (
 from potluck.data import Source
 from potluck.engines import ClientData, SimulationContext
 from potluck.federation.roster import Roster
+from potluck.methods import METHODS
 from potluck.models import ModelZoo, check
 from potluck.run import config, privacy
 from potluck.run.assemble import (
@@ -56,6 +57,10 @@ COPIES = 8
 """A message may hold as many bytes as this many copies of the server's model: tasks carry several models."""
 LEFT_OUT = ("name", "variant", "run", "compare", "fleet")
 """Settings that are no concern of a node."""
+MAY_CHANGE = ("rounds", "score", "run", "nodes")
+"""Settings that may be changed when a run goes on."""
+PLACES = ("path", "test_path", "public_from")
+"""Settings under [data] that say where files are on the server; each side has its own."""
 
 
 class CharterError(UserError):
@@ -108,28 +113,35 @@ def write_charter(setup: Setup, federation: str, public: str) -> Charter:
         name: plain["nodes"][name]
         for name in ("shape", "classes", "names", "labels", "tokens", "pad", "sep", "most_samples", "floor", "updates")
     }
-    kept["data"] = {name: value for name, value in plain["data"].items() if not name.endswith("path")}
-    return Charter(
-        {
-            "protocol": PROTOCOL,
-            "federation": federation,
-            "potluck": version("potluck"),
-            "code": code_checksum(),
-            "own_code": own_code(setup),
-            "experiment": _without_none(kept),
-            "method": {"class": f"{kind.__module__}:{kind.__qualname__}", "settings": settings(method)},
-            "networks": network_checksums(zoo),
-            "public": public,
-            "most_bytes": COPIES * zoo.cost(zoo.full, 1).parameter_bytes + SPARE,
-        }
-    )
+    kept["data"] = {name: value for name, value in plain["data"].items() if name not in PLACES}
+    charter = {
+        "protocol": PROTOCOL,
+        "federation": federation,
+        "potluck": version("potluck"),
+        "code": code_checksum(),
+        "own_code": own_code(setup),
+        "experiment": without_none(kept),
+        "method": {"class": f"{kind.__module__}:{kind.__qualname__}", "settings": settings(method)},
+        "networks": network_checksums(zoo),
+        "public": public,
+        "most_bytes": COPIES * zoo.cost(zoo.full, 1).parameter_bytes + SPARE,
+    }
+    return Charter({**charter, "run": _run_name(charter)})
 
 
-def _without_none(value: Any) -> Any:
+def _run_name(charter: Mapping[str, Any]) -> str:
+    """A hash that stays the same if a run goes on with other settings that may be changed, such as its length. A node's
+    memory belongs to it."""
+    experiment = {name: item for name, item in charter["experiment"].items() if name not in MAY_CHANGE}
+    told = [charter["federation"], experiment, charter["method"], charter["networks"]]
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def without_none(value: Any) -> Any:
     """Settings that are not set are left out, as in a file."""
     if isinstance(value, Mapping):
-        return {name: _without_none(item) for name, item in value.items() if item is not None}
-    return [_without_none(item) for item in value] if isinstance(value, list | tuple) else value
+        return {name: without_none(item) for name, item in value.items() if item is not None}
+    return [without_none(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def network_checksums(zoo: ModelZoo | Any) -> dict[str, str]:
@@ -152,8 +164,12 @@ def versions() -> dict[str, str]:
     }
 
 
-def read_charter(plain: Any) -> Charter:
-    """A charter that came in a message; an error of one line if it makes no sense, or is of another version."""
+def read_charter(plain: Any, trusted: Collection[str] = ()) -> Charter:
+    """A charter that came in a message; an error of one line if it makes no sense, or is of another version.
+
+    It may name modules that are not Potluck's, for methods and networks of one's own. To import a module runs its code,
+    so only `trusted` ones are.
+    """
     if not isinstance(plain, Mapping):
         raise CharterError("what the server calls a charter is none.")
     if plain.get("protocol") != PROTOCOL:
@@ -167,6 +183,11 @@ def read_charter(plain: Any) -> Charter:
             f"{version('potluck')} (code {code_checksum()}). Install the same version on both sides."
         )
     found = Charter(plain)
+    if odd := sorted(_modules(plain) - set(trusted)):
+        raise CharterError(
+            f"the server names the module '{odd[0][:60]}', which is not Potluck's. If you trust that code, which must "
+            f"be installed here, join with --trust {odd[0][:60]}."
+        )
     try:
         _ = (found.limits, found.experiment, found.method, found.hash)
     except UserError as fault:
@@ -174,6 +195,27 @@ def read_charter(plain: Any) -> Charter:
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as fault:
         raise CharterError(f"what the server calls a charter is none ({type(fault).__name__}).") from None
     return found
+
+
+def _modules(plain: Mapping[str, Any]) -> set[str]:
+    """The modules besides Potluck's that a charter names: of its method, or of a network."""
+    method, experiment = plain.get("method"), plain.get("experiment")
+    wanted = [str(method.get("class"))] if isinstance(method, Mapping) else []
+    ours = {f"{kind.__module__}:{kind.__qualname__}" for kind in METHODS.values()}
+    own = {name.partition(":")[0] for name in wanted if name not in ours}
+    return own | {name.partition(":")[0] for name in _texts(experiment) if ":" in name and name.isascii()}
+
+
+def _texts(settings: Any) -> Iterator[str]:
+    """Every name of a network or of a method in settings."""
+    if isinstance(settings, Mapping):
+        for key, value in settings.items():
+            if key == "name" and isinstance(value, str):
+                yield value
+            yield from _texts(value)
+    elif isinstance(settings, list | tuple):
+        for value in settings:
+            yield from _texts(value)
 
 
 def blank_source(nodes: Nodes, where: str = "[nodes]") -> Source:

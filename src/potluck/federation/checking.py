@@ -1,4 +1,4 @@
-"""Compares both sides of a federation before its first round. Nothing is trained, and nobody agrees to anything."""
+"""Compares both sides of a federation before its first round. Nothing is trained."""
 
 from __future__ import annotations
 
@@ -11,30 +11,45 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from potluck.core import MESSAGE, ResourceError, SettingsError, one_line
+from potluck.core import MESSAGE, ResourceError, SettingsError, UserError, one_line
 from potluck.engines import Serial
 from potluck.engines.remote import Parts, Remote, Terms
-from potluck.engines.remote.grpc_node import attend
 from potluck.engines.remote.messages import pack_plain, read_head
 from potluck.federation.charter import Charter, read_charter, versions
 from potluck.federation.host import Host, NodeState
 from potluck.federation.joining import next_start
 from potluck.federation.kits import Kit
-from potluck.federation.listening import admitted_nodes, listen_grpc
+from potluck.federation.listening import admitted_nodes, listen
 from potluck.federation.node import Node, NodeOptions
 from potluck.federation.server import Federation
 from potluck.run.code_checksum import code_checksum
 
 Say = Callable[[str], None]
+BITS = "the last bits of results may differ"
 
 
-def check_server(federation: Federation, kit: Kit, seconds: float, say: Say, listen: str = "") -> list[dict[str, Any]]:
+class CheckFailed(UserError):
+    """The two sides of a federation do not fit together."""
+
+    exit_code = 2
+
+
+def refuse_differences(rows: list[dict[str, Any]]) -> None:
+    """Raises an error if a check found something that keeps a node from taking part."""
+    wrong = [row for row in rows if row["verdict"] not in ("agrees", "the same", BITS)]
+    if wrong:
+        first = wrong[0]
+        why = first.get("reason") or first["verdict"]
+        raise CheckFailed(f"{len(wrong)} of {len(rows)} checks failed: {first[next(iter(first))]}: {why}")
+
+
+def check_server(federation: Federation, kit: Kit, seconds: float, say: Say, where: str = "") -> list[dict[str, Any]]:
     """Waits for the admitted nodes, and says of each whether it would agree to the charter, and why not.
 
     Nodes that run `potluck join` answer; they stay and wait for the server.
     """
     admitted, nodes = admitted_nodes(kit), federation.setup.experiment.nodes
-    start = listen_grpc(kit, admitted, nodes.grace, federation.charter.limits.bytes, listen)
+    start = listen(kit, admitted, nodes.grace, federation.charter.limits.bytes, where)
     with tempfile.TemporaryDirectory(prefix="potluck-spool-") as folder:
         spool = Path(folder)
         remote = Remote(start(spool), Serial(federation.setup.context), Terms(federation.charter.hash), spool)
@@ -67,14 +82,27 @@ def check_node(
     with tempfile.TemporaryDirectory(prefix="potluck-check-") as folder:
         node = Node(kit.node_id, Path(folder), NodeOptions(data, public), _Silent())
         rows = [_compared("data and networks, by this site's settings", *_try(node, ours))]
-        theirs = _ask(kit, seconds, say)
-        if theirs is None:
+        told = _ask(kit, seconds, say)
+        if told is None:
             rows.append(_compared("the server", "", f"no answer from {kit.address} within {seconds:g} s"))
             return rows
+        theirs = read_charter(told.get("charter"), node.options.trusted)
         rows.append(_compared("settings", ours.hash[:12], _difference(ours, theirs)))
         rows.append(_compared("data and networks, by the server's charter", *_try(node, theirs)))
-    rows.append({"what": "versions", "here": _words(versions()), "verdict": "see the server's log"})
-    return rows
+    return [*rows, _versions(told.get("versions"))]
+
+
+def _versions(told: Any) -> dict[str, Any]:
+    """Other versions keep nobody from taking part."""
+    theirs = told if isinstance(told, dict) else {}
+    odd = [
+        f"{name} {one_line(str(theirs.get(name)))[:20]}"
+        for name, here in versions().items()
+        if theirs.get(name) != here
+    ]
+    here = ", ".join(f"{name} {version}" for name, version in versions().items())
+    there = f" (the server: {', '.join(odd)})" if odd else ""
+    return {"what": "versions", "here": here + there, "verdict": BITS if odd else "the same"}
 
 
 class _Silent:
@@ -86,10 +114,6 @@ class _Silent:
 
 def _compared(what: str, here: str, fault: str) -> dict[str, Any]:
     return {"what": what, "here": here, "verdict": fault or "the same"}
-
-
-def _words(found: dict[str, str]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in found.items())
 
 
 def _try(node: Node, charter: Charter) -> tuple[str, str]:
@@ -121,14 +145,17 @@ def _flat(value: Any, path: str = "") -> Any:
         yield path, list(value) if isinstance(value, tuple) else value
 
 
-def _ask(kit: Kit, seconds: float, say: Say) -> Charter | None:
-    """The charter that the server sends; None if it sends none in time."""
-    stop, found = threading.Event(), []
+def _ask(kit: Kit, seconds: float, say: Say) -> dict[str, Any] | None:
+    """The message with the charter that the server sends; None if it sends none in time."""
+    from potluck.engines.remote.grpc_node import attend
+
+    stop = threading.Event()
+    found: list[dict[str, Any]] = []
 
     def respond(parts: Parts) -> Parts:
         told = read_head(parts, replace(MESSAGE, bytes=64 << 20))
         if told["kind"] == "charter":
-            found.append(told.get("charter"))
+            found.append(told)
             stop.set()
         return pack_plain("declined", reason="it only checks")
 
@@ -140,4 +167,4 @@ def _ask(kit: Kit, seconds: float, say: Say) -> Charter | None:
             attend(kit.address, kit.ca, kit.cert, kit.key, *start, respond, say, stop, Path(folder))
     finally:
         timer.cancel()
-    return read_charter(found[0]) if found else None
+    return found[0] if found else None

@@ -24,8 +24,8 @@ def explain(method: Any = None, floor: int = 20, noise: str = "") -> list[str]:
     else:
         found.append(f"In every round that it is asked ({display_name(method)}): {_uploads(method)}")
     found.append(
-        f"After rounds that are scored: counts of right and wrong answers on the node's own test and validation rows, "
-        f"none from splits of fewer than {floor} rows."
+        "After rounds that are scored: counts of rows and of right answers, for each class, on the node's own test "
+        f"and validation rows; none from splits of fewer than {floor} rows."
     )
     found.append(
         noise or "No noise is added to what leaves: weights can tell about the rows that they were trained on."

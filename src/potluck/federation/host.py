@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Protocol, runtime_checkable
 
-from potluck.core import Limits, MessageError, one_line
-from potluck.engines.remote import Answer, Remote
-from potluck.engines.remote.messages import pack_plain, read_head
+from potluck.core import SERVER, Limits, MessageError, one_line
+from potluck.engines.remote import Answer, Parts, Remote
+from potluck.engines.remote.engine import FOREVER
+from potluck.engines.remote.messages import pack_plain, read_head, word
 from potluck.federation.charter import Charter, versions
 from potluck.federation.roster import Member, Roster
 from potluck.run.settings import Nodes
@@ -20,7 +21,7 @@ SMALL = Limits(bytes=1 << 20, nodes=10_000)
 AGAIN = 10.0
 """Seconds after which a node that could not answer is asked again."""
 MOST_NOTES = 10
-"""Lines about what one node says of itself."""
+"""Lines about one node that does not take part, which may come back as often as it likes."""
 
 
 @dataclass(frozen=True)
@@ -60,15 +61,19 @@ class Host:
     notes: list[str] = field(default_factory=list)
     _greeted: dict[str, float] = field(default_factory=dict)
     """When each node connected that was sent the charter."""
-    _asked: dict[int, str] = field(default_factory=dict)
-    """Nodes by the number of the message that they are to answer."""
+    _asked: dict[int, tuple[str, float]] = field(default_factory=dict)
+    """Nodes by the number of the message that they are to answer, and when they had connected."""
     _agreed: dict[str, Member] = field(default_factory=dict)
     """Nodes that agreed in their present connection."""
+    _new: set[str] = field(default_factory=set)
+    """Nodes that agreed since the roster was last changed."""
+    _compared: dict[str, Any] = field(default_factory=dict)
+    """The versions that the operator was told of, by node."""
     _declined: dict[str, str] = field(default_factory=dict)
+    _noted: dict[str, int] = field(default_factory=dict)
+    """How often each node declined."""
     _again: dict[str, float] = field(default_factory=dict)
     """When to send the charter again to nodes that could not answer."""
-    _noted: dict[str, int] = field(default_factory=dict)
-    """How often something was noted of each node."""
     _began: bool = False
     _shown: object = None
     _waiting: str = ""
@@ -89,21 +94,21 @@ class Host:
             self._agreed.pop(id, None)
         for id, found in present.items():
             if self._greeted.get(id) != found.since or self._again.get(id, inf) <= self.clock():
-                self._again.pop(id, None)
                 self._greeted[id] = found.since
+                self._again.pop(id, None)
                 self._declined.pop(id, None)
                 self._agreed.pop(id, None)
                 self.remote.forget(id)
-                self._asked[self.remote.post(id, pack_plain("charter", charter=self.charter.plain))] = id
+                self._ask(id, pack_plain("charter", charter=self.charter.plain, versions=versions()))
         self._show()
 
     def take(self, answer: Answer) -> None:
         """Takes a node's answer to the charter, or to the offer of a tier."""
-        asked = self._asked.pop(answer.number, None)
-        if asked is None or asked != answer.node:
-            return
+        node, since = self._asked.pop(answer.number, ("", 0.0))
+        if node != answer.node or self._greeted.get(node) != since:
+            return  # it has connected again since, and was asked again
         if answer.fault:
-            self._ask_again(asked)
+            self._ask_again(node)
             return
         try:
             self._agree(answer.node, read_head(answer.parts, SMALL))
@@ -115,13 +120,17 @@ class Host:
         return frozenset(self._agreed) & self.remote.transport.present().keys()
 
     def gather(self, round: int, quorum: int) -> None:
-        """Takes in who came and who left; waits for nodes if there are too few."""
+        """Takes in who came; waits for nodes if there are too few. If none come, those that are there, but missed too
+        many rounds, are asked again."""
         if not self._began:
             self._wait_at_start()
             self._began = True
         self.remote.look(0)
         least = max(1, quorum)
-        self._wait(lambda: len(self.there()) >= least, self.settings.patience, f"{least} nodes for round {round + 1}")
+        what = f"{least} nodes for round {round + 1}"
+        self._wait(lambda: len(self._ready()) >= least, self.settings.patience, what)
+        if len(self._ready()) < least:
+            self._new |= self.there()
         self._take_in(round)
         self._offer_smaller_tiers()
 
@@ -136,7 +145,7 @@ class Host:
     def end(self, how: str) -> None:
         """Tells all nodes that the federation has ended."""
         for id in self.remote.transport.present():
-            self._asked[self.remote.post(id, pack_plain("end", how=how), 5.0)] = id
+            self._ask(id, pack_plain("end", how=how), 5.0)
         until = self.clock() + 5.0
         while self._asked and self.clock() < until:
             self.remote.look(0.2)
@@ -166,48 +175,56 @@ class Host:
             self._shown = now
             self.tell(*now)
 
+    def _ready(self) -> frozenset[str]:
+        """The nodes that are there and will be asked in the next round."""
+        members = self.roster.members
+        return frozenset(id for id in self.there() if id in self._new or (id in members and members[id].active))
+
+    def _ask(self, id: str, parts: Parts, seconds: float = FOREVER) -> None:
+        self._asked[self.remote.post(id, parts, seconds)] = (id, self._greeted.get(id, 0.0))
+
     def _agree(self, id: str, told: Mapping[str, Any]) -> None:
         if told["kind"] == "goodbye":
             return
         if told["kind"] != "agreed":
-            self._decline(id, str(told.get("reason") or "it gave no reason"))
+            self._decline(id, word(told, "reason") or "it gave no reason")
             if told.get("later") is True:
                 self._ask_again(id)
             return
-        tier, samples = told.get("tier"), told.get("samples")
-        if told.get("charter") != self.charter.hash or tier not in [each.name for each in self.roster.tiers]:
+        tier, samples = word(told, "tier"), told.get("samples")
+        if word(told, "charter") != self.charter.hash or tier not in {each.name for each in self.roster.tiers}:
             self._decline(id, "it agreed to another charter, or to a tier that there is not")
             return
         if type(samples) is not int or not 1 <= samples <= self.settings.most_samples:
             self._decline(id, f"it says that it has {str(samples)[:20]} samples; nodes.most_samples bounds them")
             return
         name = self.expected().get(id) or self.roster.name(id)
-        self._agreed[id] = Member(id, name, str(tier), samples)
+        self._agreed[id] = Member(id, name, tier, samples)
+        self._new.add(id)
         self._compare_versions(id, name, told.get("versions"))
 
-    def _compare_versions(self, id: str, name: str, theirs: Any) -> None:
-        ours = versions()
-        if isinstance(theirs, Mapping):
-            for what, version in ours.items():
-                if (found := str(theirs.get(what))[:20]) != version:
-                    note = f"{name} has {what} {found}, the server {version}: the last bits of results may differ"
-                    self._note(id, one_line(note))
+    def _compare_versions(self, id: str, name: str, told: Any) -> None:
+        """Tells of versions that differ from the server's, once."""
+        theirs = {what: word(told, what)[:20] for what in versions()} if isinstance(told, Mapping) else {}
+        if theirs and self._compared.get(id) != theirs:
+            self._compared[id] = theirs
+            self.notes += [
+                f"{name} has {what} {theirs[what]}, the server {version}: the last bits of results may differ"
+                for what, version in versions().items()
+                if theirs[what] != version
+            ]
 
     def _decline(self, id: str, reason: str) -> None:
         self._declined[id] = one_line(reason)
         self._agreed.pop(id, None)
-        self._note(id, f"{self.expected().get(id) or id[:8]} does not take part: {one_line(reason)}")
+        self._noted[id] = self._noted.get(id, 0) + 1
+        if self._noted[id] <= MOST_NOTES:
+            last = "; no more is said of this" if self._noted[id] == MOST_NOTES else ""
+            self.notes.append(f"{self.expected().get(id) or id[:8]} does not take part: {one_line(reason)}{last}")
 
     def _ask_again(self, id: str) -> None:
         """Sends the charter again in a while: something stood in the way of an answer."""
         self._again[id] = self.clock() + AGAIN
-
-    def _note(self, id: str, line: str) -> None:
-        """Tells the operator; of one node a few times at most, for it may come back as often as it likes."""
-        self._noted[id] = self._noted.get(id, 0) + 1
-        if self._noted[id] <= MOST_NOTES:
-            last = "; no more is said of this" if self._noted[id] == MOST_NOTES else ""
-            self.notes.append(line + last)
 
     def _wait_at_start(self) -> None:
         """Waits for the nodes of the roster if a run goes on; else for as many as the settings say, for any time."""
@@ -228,29 +245,30 @@ class Host:
         self._show()
 
     def _take_in(self, round: int) -> None:
-        """Puts nodes that agreed into the roster; those that are back are asked again."""
-        for id in self.there():
+        """Puts nodes that have just agreed into the roster; those that are back are asked again."""
+        for id in sorted(self._new & self.there()):
+            self._new.discard(id)
             new, old = self._agreed[id], self.roster.members.get(id)
             if old is None:
                 self.roster.add(replace(new, joined=round))
                 if round:
                     self.notes.append(f"{new.name} joins in round {round + 1}, in tier '{new.tier}'")
-            elif not old.active or (old.tier, old.samples) != (new.tier, new.samples):
-                missed = old.missed if old.active else 0
-                self.roster.add(replace(new, joined=old.joined, missed=missed))
+            else:
+                same = old.active and old.tier == new.tier
+                self.roster.add(replace(new, joined=old.joined, missed=old.missed if same else 0))
                 if old.tier != new.tier:
                     self.notes.append(f"{new.name} is in tier '{new.tier}' from round {round + 1} on")
 
     def _offer_smaller_tiers(self) -> None:
-        """Offers a smaller tier to nodes that are there, and yet missed too many rounds."""
-        order = [tier.name for tier in self.charter_tiers()]
-        for id, member in self.roster.members.items():
-            slow = member.missed >= self.settings.misses - 1 and member.active
-            if slow and id in self.there() and order.index(member.tier) > 0 and id not in self._asked.values():
-                smaller = order[order.index(member.tier) - 1]
-                self._asked[self.remote.post(id, pack_plain("tier", tier=smaller), 60.0)] = id
+        """Offers a smaller tier to nodes that are there, and yet too slow for several rounds."""
+        order, waiting = [tier.name for tier in self.charter_tiers()], {id for id, _ in self._asked.values()}
+        for id in sorted(self.there() & self.remote.silent - waiting):
+            member = self.roster.members.get(id)
+            slow = member is not None and member.missed >= max(1, self.settings.misses - 1)
+            if member is not None and slow and order.index(member.tier) > 0:
+                self._ask(id, pack_plain("tier", tier=order[order.index(member.tier) - 1]), 60.0)
 
     def charter_tiers(self) -> Sequence[Any]:
         """The tiers, smallest network first."""
-        order = [name for name in self.charter.plain["networks"] if name != "server"]
+        order = [name for name in self.charter.plain["networks"] if name != SERVER]
         return sorted(self.roster.tiers, key=lambda tier: order.index(tier.name))

@@ -12,28 +12,41 @@ from pathlib import Path
 
 from potluck.core import InputError
 from potluck.engines.remote import Parts
-from potluck.engines.remote.grpc_node import attend
-from potluck.federation.kits import Kit
+from potluck.federation.kits import AUTHORITY, KEY, Kit
 from potluck.federation.node import Node
 from potluck.ledger import FolderError, Lock, write_atomically
+from potluck.run.interrupts import Interrupts
 
 
-def join(kit: Kit, node: Node, say: Callable[[str], None], stop: threading.Event | None = None) -> str:
+def join(
+    kit: Kit, node: Node, say: Callable[[str], None], stop: threading.Event | None = None, transport: str = "grpc"
+) -> str:
     """Takes part in a federation until the server says that it has ended; returns how. Ctrl-C goes through.
 
-    It goes on when the server is away: the server may be started again at any time.
+    It goes on when the server is away: the server may be started again at any time. If the node cannot take part, the
+    server hears why, and then this raises it.
     """
     stop = stop or threading.Event()
     with closing(_Held(node.folder)), tempfile.TemporaryDirectory(prefix="potluck-spool-") as spool:
-        instance, counter = next_start(node.folder)
 
         def respond(parts: Parts) -> Parts:
             answer = node.respond(parts)
-            if node.ended:
+            if node.ended or node.fault:
                 stop.set()
             return answer
 
-        attend(kit.address, kit.ca, kit.cert, kit.key, instance, counter, respond, say, stop, Path(spool))
+        with Interrupts():
+            if transport == "flower":
+                from potluck.engines.remote.flower_executor import attend_flower
+
+                attend_flower(kit.address, kit.folder / AUTHORITY, kit.folder / KEY, respond, stop, say)
+            else:
+                from potluck.engines.remote.grpc_node import attend
+
+                start = next_start(node.folder)
+                attend(kit.address, kit.ca, kit.cert, kit.key, *start, respond, say, stop, Path(spool))
+    if node.fault:
+        raise node.fault
     return node.ended
 
 

@@ -7,22 +7,33 @@ from collections.abc import Callable
 from pathlib import Path
 
 from potluck.engines.remote import Transport
-from potluck.engines.remote.grpc_transport import GrpcLimits, GrpcServer
 from potluck.federation.admission import FILE, AdmittedNodes
-from potluck.federation.kits import Kit
+from potluck.federation.kits import AUTHORITY, CERTIFICATE, KEY, Kit
 
 
-def listen_grpc(
-    kit: Kit, admitted: AdmittedNodes, grace: float, most_bytes: int, listen: str = ""
+def listen(
+    kit: Kit, admitted: AdmittedNodes, grace: float, most_bytes: int, where: str = "", transport: str = "grpc"
 ) -> Callable[[Path], Transport]:
     """A function that starts to listen; it gets a folder for large messages on their way."""
+    where = where or listen_address(kit.address)
 
-    def start(spool: Path) -> Transport:
+    def start_grpc(spool: Path) -> Transport:
+        from potluck.engines.remote.grpc_transport import GrpcLimits, GrpcServer
+
         limits = GrpcLimits(message=most_bytes)
-        where = listen or listen_address(kit.address)
-        return GrpcServer(where, kit.ca, kit.cert, kit.key, admitted.reason, grace, spool, limits)
+        made = GrpcServer(where, kit.ca, kit.cert, kit.key, admitted.reason, grace, spool, limits)
+        admitted.notes = made.notes  # whoever reads the transport's notes reads these too
+        return made
 
-    return start
+    def start_flower(spool: Path) -> Transport:
+        from potluck.engines.remote.flower_transport import FlowerServer
+
+        cert, key, ca = (kit.folder / name for name in (CERTIFICATE, KEY, AUTHORITY))
+        made = FlowerServer(admitted.keys, cert, key, ca, where, patience=grace, most=most_bytes)
+        admitted.notes = made.notes
+        return made
+
+    return start_flower if transport == "flower" else start_grpc
 
 
 def admitted_nodes(kit: Kit) -> AdmittedNodes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,9 @@ from potluck.run.settings import Experiment
 
 STEPS = 4
 """Steps that are measured; the first one is slower and does not count."""
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_NUMBER = re.compile(r"([0-9.]+(?:e[0-9]+)?) *([kmgt]i?)?b?")
+_WRITE = "write memory=2GB,seconds=30"
 
 
 @dataclass(frozen=True)
@@ -52,20 +55,28 @@ def read_budget(text: str) -> DeviceBudget:
     """The budget in a text such as ``memory=2GB,seconds=30``."""
     found: dict[str, float] = {}
     for item in text.split(","):
-        name, _, value = item.strip().partition("=")
+        name, _, value = (part.strip() for part in item.partition("="))
         if name not in ("memory", "seconds"):
-            raise SettingsError(
-                f"--budget {text}: '{name}' is neither memory nor seconds; write memory=2GB,seconds=30."
-            )
-        number = value.strip().lower().removesuffix("s" if name == "seconds" else "b")
-        unit = number[-1:] if number[-1:].isalpha() and name == "memory" else ""
-        try:
-            found[name] = float(number.removesuffix(unit)) * _UNITS[unit]
-        except (ValueError, KeyError):
-            raise SettingsError(f"--budget {text}: '{value}' is no number; write memory=2GB,seconds=30.") from None
-        if not 0 < found[name] < float("inf"):
-            raise SettingsError(f"--budget {text}: {name} must be above 0.")
+            raise SettingsError(f"--budget {text}: '{name}' is neither memory nor seconds; {_WRITE}.")
+        if name in found:
+            raise SettingsError(f"--budget {text}: {name} is there twice.")
+        found[name] = _amount(value, name, text)
     return DeviceBudget(int(found.get("memory", usual_memory())), found.get("seconds", float("inf")))
+
+
+def _amount(value: str, name: str, text: str) -> float:
+    """Bytes or seconds, above 0."""
+    plain = value.lower().removesuffix("s") if name == "seconds" else value.lower()
+    read = _NUMBER.fullmatch(plain)
+    try:
+        if read is None or (name == "seconds" and plain != read[1]):
+            raise ValueError
+        amount = float(read[1]) * _UNITS[read[2] or ""]
+    except ValueError:
+        raise SettingsError(f"--budget {text}: '{value}' is no amount of {name}; {_WRITE}.") from None
+    if not (1 if name == "memory" else 0) <= amount < float("inf") or not amount:
+        raise SettingsError(f"--budget {text}: {name} must be above 0.")
+    return amount
 
 
 def usual_memory() -> int:
@@ -111,9 +122,10 @@ def largest_that_fits(measured: Mapping[str, Measured], budget: DeviceBudget) ->
     if fitting:
         return fitting[-1]
     name, least = next(iter(measured.items()))
+    limit = "" if budget.seconds == float("inf") else f" and {budget.seconds:g} s"
     raise CharterError(
         f"no tier fits this machine: the smallest, '{name}', takes {least.memory / 1e6:,.0f} MB and "
-        f"{least.round:,.1f} s a round; the budget is {budget.memory / 1e6:,.0f} MB and {budget.seconds:g} s."
+        f"{least.round:,.1f} s a round; the budget is {budget.memory / 1e6:,.0f} MB{limit}."
     )
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
+import re
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -28,19 +27,22 @@ from potluck.core import (
 )
 from potluck.engines import TaskEnvelope, TaskResult, Worker
 from potluck.engines.remote import Parts
-from potluck.engines.remote.messages import ModelCache, bare_task, pack_plain, pack_result, read_head
-from potluck.federation.audit import AuditLog, contents
+from potluck.engines.remote.messages import ModelCache, bare_task, pack_plain, pack_result, read_head, word
+from potluck.federation.audit import contents
 from potluck.federation.charter import Charter, CharterError, make_setup, network_checksums, read_charter, versions
 from potluck.federation.measure import DeviceBudget, Measured, largest_that_fits, measure, usual_memory
 from potluck.federation.node_data import read_node_data
+from potluck.federation.node_folder import NodeFolder, Served
 from potluck.federation.node_memory import NodeMemory
 from potluck.federation.roster import Roster
-from potluck.ledger import LedgerError, write_atomically
+from potluck.ledger import LedgerError
 from potluck.run.assemble import Setup
 from potluck.run.world import own_code
 
 ROOM = 1 << 30
 """Bytes of models that a node keeps, so that they need not be sent again."""
+NO_LOG = "its audit log cannot be written: the disk may be full"
+_PATH = re.compile(r"(?<![\w.])(?:/|[A-Za-z]:\\)[^\s:;,'\"]+")
 
 
 class NodeListener(Protocol):
@@ -62,9 +64,11 @@ class NodeOptions:
     tier: str = ""
     """The tier to take; empty: the largest that fits the budget."""
     budget: DeviceBudget = field(default_factory=lambda: DeviceBudget(usual_memory()))
+    trusted: tuple[str, ...] = ()
+    """Modules of one's own, with a method or a network, that a charter may name."""
     hardware: str = "cpu"
-    threads: int = 0
-    """Threads that compute; 0: as many as torch chooses. With one, results are the same on every machine of a kind."""
+    threads: int = 1
+    """Threads that compute. With one, results are the same on every machine of a kind; large networks may need more."""
 
 
 @dataclass(eq=False)
@@ -76,6 +80,15 @@ class Agreement:
     worker: Worker
     tier: str
     measured: Mapping[str, Measured]
+    memory: NodeMemory
+
+
+class Leaving(NamedTuple):
+    """An answer that is about to leave, and what the audit log says of it."""
+
+    what: str
+    parts: Parts
+    facts: Mapping[str, Any] = EMPTY
 
 
 class Node:
@@ -94,49 +107,36 @@ class Node:
     ) -> None:
         self.id, self.folder, self.options, self.watch = id, folder, options, watch
         self.consent = consent
-        """Asks whoever runs the node before it takes part; called once for each charter and tier."""
+        """Asks whoever runs the node before it takes part; called once for each charter."""
         self.ended = ""
         """How the federation ended, once the server said so."""
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.memory = NodeMemory(folder / "memory")
-        self.audit = AuditLog(folder / "audit.jsonl")
+        self.fault: UserError | None = None
+        """Why the node cannot take part under the charter that the server sent. The process should end with it."""
+        self.kept = NodeFolder(folder)
+        self.audit = self.kept.audit
         self._models = ModelCache(ROOM)
         self._agreement: Agreement | None = None
         self._limits = Limits()
-        if options.threads:
-            torch.set_num_threads(options.threads)
+        torch.set_num_threads(options.threads)
+
+    @property
+    def memory(self) -> NodeMemory:
+        """The memory of the run that the node takes part in."""
+        assert self._agreement is not None, "no charter was agreed to yet"
+        return self._agreement.memory
 
     def respond(self, parts: Parts) -> Parts:
-        """The answer to a message. Whatever goes wrong becomes an answer; only Ctrl-C goes through."""
+        """The answer to a message. Whatever goes wrong becomes an answer; only Ctrl-C goes through.
+
+        Every answer is in the audit log before it leaves. If it cannot be written there, nothing else leaves.
+        """
+        leaving = self._answer(parts)
         try:
-            told = read_head(parts, self._limits)
-            match told["kind"]:
-                case "charter":
-                    return self._log("agreement", self._consider(told))
-                case "task":
-                    return self._work(told, parts)
-                case "tier":
-                    return self._log("agreement", self._change_tier(told))
-                case "end":
-                    self.ended = one_line(str(told.get("how") or "the federation ended"))
-                    return self._log("goodbye", pack_plain("goodbye"))
-                case odd:
-                    raise MessageError(f"a message of the kind '{odd[:40]}'")
-        except MessageError as fault:
-            self.watch.say(f"a message of the server makes no sense: {one_line(str(fault))}")
-            return self._refuse("refused", one_line(str(fault)))
-        except LedgerError as fault:
-            self.watch.say(one_line(str(fault)))
-            return self._refuse("declined", self._public(str(fault)), later=True)
-        except UserError as fault:
-            self.watch.say(one_line(str(fault)))
-            return self._refuse("declined", self._public(str(fault)))
+            self.audit.add(leaving.what, leaving.parts, **leaving.facts)
         except OSError as fault:
-            self.watch.say(one_line(str(fault)))
-            return self._refuse("declined", f"{fault.strerror or type(fault).__name__} at the node", later=True)
-        except Exception as fault:
-            self.watch.say(one_line(f"{type(fault).__name__}: {text_of(fault)}"))
-            return self._refuse("declined", f"{type(fault).__name__} at the node")
+            self.watch.say(f"the audit log cannot be written, so nothing is sent: {fault}")
+            return pack_plain("declined", reason=NO_LOG, later=True)
+        return leaving.parts
 
     def agree(self, charter: Charter, tier: str = "") -> Agreement:
         """Reads the data, builds the networks, measures them, and chooses a tier; asks nobody."""
@@ -150,14 +150,49 @@ class Node:
         context = replace(setup.context, own_noise=True)
         setup = replace(setup, context=context)
         tiers = list(context.zoo.tiers)
+        _refuse_unknown_tier(self.options.tier, [tier.name for tier in tiers])
         measured = measure(context, experiment, tiers, self.id)
         wanted = tier or self.options.tier or largest_that_fits(measured, self.options.budget)
-        if wanted not in measured:
-            raise CharterError(f"--tier {wanted}: the tiers of this federation are {', '.join(measured)}.")
         if math.isinf(measured[wanted].seconds):
             needs = f"{measured[wanted].memory / 1e9:,.1f} GB"
             raise CharterError(f"--tier {wanted}: its network needs {needs}, more than this machine has.")
-        return Agreement(charter, setup, Worker(context), wanted, measured)
+        return Agreement(charter, setup, Worker(context), wanted, measured, self.kept.memory(charter))
+
+    def _answer(self, parts: Parts) -> Leaving:
+        try:
+            told = read_head(parts, self._limits)
+            match told["kind"]:
+                case "charter":
+                    return Leaving("agreement", self._consider(told))
+                case "task":
+                    return self._work(told, parts)
+                case "tier":
+                    return Leaving("agreement", self._change_tier(told))
+                case "end":
+                    self.ended = word(told, "how") or "the federation ended"
+                    return Leaving("goodbye", pack_plain("goodbye"))
+                case odd:
+                    raise MessageError(f"a message of the kind '{odd[:40]}'")
+        except MessageError as fault:
+            self.watch.say(f"a message of the server makes no sense: {one_line(str(fault))}")
+            return self._refusal("refused", str(fault))
+        except UserError as fault:
+            self.watch.say(one_line(str(fault)))
+            return self._refusal("declined", str(fault))
+        except LedgerError as fault:
+            self.watch.say(one_line(str(fault)))
+            return self._refusal("declined", str(fault), later=True)
+        except OSError as fault:
+            self.watch.say(one_line(str(fault)))
+            return self._refusal("declined", f"{fault.strerror or type(fault).__name__} at the node", later=True)
+        except Exception as fault:
+            self.watch.say(one_line(f"{type(fault).__name__}: {text_of(fault)}"))
+            return self._refusal("declined", f"{type(fault).__name__} at the node")
+
+    def _refusal(self, kind: str, reason: str, **more: bool) -> Leaving:
+        """An answer that says why there is none; with `later`, the server may ask again."""
+        said = self._public(reason)
+        return Leaving(kind, pack_plain(kind, reason=said, **more), {"reason": said})
 
     def _compare(self, charter: Charter, setup: Setup) -> None:
         """Compares what the charter says of networks and code with what is here."""
@@ -174,14 +209,18 @@ class Node:
 
     def _consider(self, told: Mapping[str, Any]) -> Parts:
         """The answer to a charter: whether the node agrees, of which tier it is, and what it has."""
-        charter = read_charter(told.get("charter"))
-        known = self._known(charter.hash)
-        if self._agreement is None or self._agreement.charter.hash != charter.hash:
-            found = self.agree(charter, str(known.get("tier", "")))
-            self.watch.measured(found.measured, found.tier)
-            if not known and not self.consent(charter, found.tier):
-                raise CharterError("whoever runs the node said no.")
-            self._keep(found)
+        try:
+            charter = read_charter(told.get("charter"), self.options.trusted)
+            if self._agreement is None or self._agreement.charter.hash != charter.hash:
+                known = self.kept.agreement(charter.hash)
+                found = self.agree(charter, self._last_tier(known))
+                self.watch.measured(found.measured, found.tier)
+                if not known and not self.consent(charter, found.tier):
+                    raise CharterError("whoever runs the node said no.")
+                self._keep(found)
+        except UserError as fault:
+            self.fault = fault
+            raise
         return self._agreed()
 
     def _agreed(self) -> Parts:
@@ -203,106 +242,115 @@ class Node:
         now = self._agreement
         if now is None:
             raise CharterError("no charter was agreed to yet.")
-        names, wanted = list(now.measured), told.get("tier")
-        if wanted not in names or names.index(str(wanted)) > names.index(now.tier):
-            raise CharterError(f"'{str(wanted)[:40]}' is no smaller tier.")
-        self.watch.say(f"the server offers tier '{wanted}' instead of '{now.tier}', because rounds were missed: taken")
-        self._keep(replace(now, tier=str(wanted)))
+        names, wanted = list(now.measured), word(told, "tier")
+        if wanted in names[: names.index(now.tier)]:
+            self.watch.say(f"tier '{wanted}' instead of '{now.tier}', as the server offers: rounds were missed")
+            self._keep(replace(now, tier=wanted))
         return self._agreed()
 
-    def _work(self, told: Mapping[str, Any], parts: Parts) -> Parts:
+    def _work(self, told: Mapping[str, Any], parts: Parts) -> Leaving:
         """The answer to a task."""
         now = self._find(told.get("charter"))
         self._limits = now.charter.limits
-        task, marks = told.get("task"), told.get("models")
+        task, marks, arrays = told.get("task"), told.get("models"), word(told, "arrays")
         if not isinstance(task, Task) or not isinstance(marks, Mapping) or task.to != self.id:
             raise MessageError("a task that is none, or for another node")
         self._models.add(parts[1:])
-        if missing := self._models.find([str(mark) for mark in marks.values()]):
+        if missing := self._models.find([*map(str, marks.values()), *([arrays] if arrays else [])]):
             self._models.prune()
-            return self._log("models are missing", pack_plain("missing", marks=missing))
+            return Leaving("missing", pack_plain("missing", marks=missing))
         models: dict[str, Model] = {key: self._models.model(str(mark), self._limits) for key, mark in marks.items()}
-        for key, model in models.items():  # a network without numbers is small on its way, and may be any size here
-            if (
-                isinstance(model, Newborn)
-                and now.setup.context.zoo.cost(model.spec, 1).parameter_bytes > self._limits.bytes
-            ):
-                raise MessageError(f"model '{key[:40]}' is larger than the charter allows")
-        task = replace(task, models=models)
+        for key, model in models.items():
+            self._refuse_vast(now, key, model)
+        task = replace(task, models=models, arrays=self._models.arrays(arrays, self._limits) if arrays else EMPTY)
         return self._run(now, task, told)
 
-    def _run(self, now: Agreement, task: Task, told: Mapping[str, Any]) -> Parts:
+    def _refuse_vast(self, now: Agreement, key: str, model: Model) -> None:
+        """A network without numbers is small on its way, and may be of any size here."""
+        zoo = now.setup.context.zoo
+        if isinstance(model, Newborn) and zoo.cost(model.spec, 1).parameter_bytes > self._limits.bytes:
+            raise MessageError(f"model '{key[:40]}' is larger than the charter allows")
+
+    def _run(self, now: Agreement, task: Task, told: Mapping[str, Any]) -> Leaving:
         receipt, attempt, oldest = told.get("memory") or {}, told.get("attempt"), told.get("oldest")
         if not isinstance(receipt, Mapping) or type(attempt) is not int or type(oldest) is not int:
             raise MessageError("a task without its place in the run")
-        memory = self.memory.load(receipt, now.tier) if receipt else None
+        memory = now.memory.load(receipt, now.tier) if receipt else None
         fresh = bool(receipt) and memory is None
         if fresh:
-            self.watch.say("the memory that the server names is not here: starting fresh")
+            why = "is of another tier" if receipt.get("tier") != now.tier else "is not here"
+            self.watch.say(f"the memory that the server names {why}: starting without one")
         self.watch.begins(task)
         result = now.worker.run(TaskEnvelope(task, memory or EMPTY, attempt))
-        kept: Mapping[str, Any] | None = None
-        try:
-            if result.memory is not None and result.reply is not None:
-                kept = self.memory.save(task.round, result.memory, now.tier)
-            self.memory.prune(oldest)
-        except (LedgerError, OSError) as fault:
-            self.watch.say(one_line(str(fault)))
-            result = TaskResult(bare_task(task), fault="its memory cannot be saved: the disk may be full")
-            kept = None
+        if result.fault:
+            result = replace(result, fault=self._public(result.fault))
+        result, kept = self._remember(now, task, result, "" if fresh else word(receipt, "sha256"), oldest)
+        if task.verb == "score" and not task.key:
+            self._keep_served(now, task, {} if fresh else receipt, told)
         updates = now.charter.experiment.nodes.updates
         answer = pack_result(result, task, kept, fresh, self._models.prune(), now.setup.context.zoo, updates)
-        told_of = contents(result.reply) if result.reply is not None else {"reason": result.fault}
-        try:
-            self.audit.add("result", answer, round=task.round + 1, verb=task.verb, key=task.key, **told_of)
-        except OSError as fault:
-            self.watch.say(f"the audit log cannot be written, so nothing is sent: {fault}")
-            return self._refuse("declined", "its audit log cannot be written: the disk may be full")
         self.watch.ends(task, result, sum(len(part) for part in answer))
-        return answer
+        held = contents(result.reply) if result.reply is not None else {"reason": result.fault}
+        after = task.round + (task.verb != "score")
+        return Leaving("result", answer, {"round": after, "verb": task.verb, "key": task.key, **held})
+
+    def _remember(
+        self, now: Agreement, task: Task, result: TaskResult, named: str, oldest: int
+    ) -> tuple[TaskResult, Mapping[str, Any] | None]:
+        """Saves the new memory, if there is one; the result, or what came of it, and the receipt."""
+        kept: Mapping[str, Any] | None = None
+        served = self.kept.served()
+        try:
+            if result.memory is not None and result.reply is not None:
+                kept = now.memory.save(task.round, result.memory, now.tier, named)
+            now.memory.prune(named, task.round, oldest, [word(served.receipt, "sha256")] if served else ())
+        except (LedgerError, OSError) as fault:
+            self.watch.say(one_line(str(fault)))
+            return TaskResult(bare_task(task), fault="its memory cannot be saved: the disk may be full"), None
+        return result, kept
+
+    def _keep_served(self, now: Agreement, task: Task, receipt: Mapping[str, Any], told: Mapping[str, Any]) -> None:
+        """Keeps the model that is scored, for exports on this node."""
+        mark = str(told["models"].get("model", ""))
+        labels = list(now.setup.context.datasets.shard(self.id).labels)
+        found = Served(now.charter.hash, task.round, now.tier, labels, dict(receipt), mark)
+        try:
+            self.kept.keep_served(found, self._models.part(mark) if mark else None)
+        except (LedgerError, OSError) as fault:
+            self.watch.say(f"the model is not kept for exports: {one_line(str(fault))}")
 
     def _find(self, charter: Any) -> Agreement:
         """The agreement of this hash; after a restart it is made again from the node's folder."""
         if self._agreement is not None and self._agreement.charter.hash == charter:
             return self._agreement
-        known = self._known(charter) if isinstance(charter, str) else {}
+        known = self.kept.agreement(charter) if isinstance(charter, str) else {}
         if not known:
             raise CharterError("this node has not agreed to that charter.")
-        self._agreement = self.agree(read_charter(known["charter"]), str(known["tier"]))
+        self._agreement = self.agree(read_charter(known["charter"], self.options.trusted), self._last_tier(known))
         return self._agreement
 
-    def _known(self, charter: str) -> Mapping[str, Any]:
-        """What the folder says of a charter that was agreed to before; empty if it was not."""
-        path = self.folder / "charters" / f"{charter}.json"
-        with suppress(OSError, ValueError):
-            found = json.loads(path.read_bytes()) if charter.isalnum() else {}
-            if isinstance(found, dict) and Charter(found.get("charter", {})).hash == charter:
-                return found
-        return {}
+    def _last_tier(self, known: Mapping[str, Any]) -> str:
+        """The tier of a charter that was agreed to before; empty if it was not, or if other options were given."""
+        return str(known.get("tier", "")) if known.get("options") == self._wishes() else ""
+
+    def _wishes(self) -> list[Any]:
+        budget = self.options.budget
+        return [self.options.tier, budget.memory, str(budget.seconds)]
 
     def _keep(self, found: Agreement) -> None:
-        """Writes down what was agreed to, so that a restarted node need not ask again."""
-        folder = self.folder / "charters"
-        folder.mkdir(exist_ok=True, mode=0o700)
-        text = json.dumps({"charter": found.charter.plain, "tier": found.tier}, indent=1)
-        write_atomically(folder / f"{found.charter.hash}.json", text.encode())
+        self.kept.keep_agreement(found.charter, tier=found.tier, options=self._wishes())
         self._agreement = found
-
-    def _log(self, what: str, answer: Parts) -> Parts:
-        self.audit.add(what, answer)
-        return answer
-
-    def _refuse(self, kind: str, reason: str, **more: bool) -> Parts:
-        """An answer that says why there is none. With `later`, the server may ask again. It has nothing of the node's
-        data, so it leaves also if the audit log cannot be written."""
-        answer = pack_plain(kind, reason=reason, **more)
-        with suppress(OSError):
-            self.audit.add(kind, answer, reason=reason)
-        return answer
 
     def _public(self, text: str) -> str:
         """A reason as the server may read it: without paths of this machine."""
-        for path in (self.options.data, self.options.public, self.folder):
-            if path is not None:
-                text = text.replace(str(path), os.path.basename(path))
-        return one_line(text)
+        named = {self.options.data: "its data", self.options.public: "its public rows", self.folder: "its folder"}
+        for path in sorted((path for path in named if path is not None), key=lambda path: -len(str(path))):
+            text = text.replace(str(path), named[path])
+        return one_line(_PATH.sub("a file", text))
+
+
+def _refuse_unknown_tier(wanted: str, names: list[str]) -> None:
+    if wanted and wanted not in names:
+        near = get_close_matches(wanted, names, 1)
+        hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(names)}."
+        raise CharterError(f"--tier {wanted}: no tier of this federation; {hint}")

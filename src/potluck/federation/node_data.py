@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
+
+import torch
 
 from potluck.core import NOTHING, Examples, InputError
 from potluck.data import Data, Federation, Source, load
 from potluck.federation.charter import Charter, CharterError, OwnDatasets, describe_source
 from potluck.run.settings import Experiment, Nodes
+
+PIECE = 8192
+"""Rows that are read at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +31,7 @@ class NodeData:
 def read_source(path: Path, data: Data) -> Source:
     """The data set in a file. What kind of file it is follows from its name, else from the settings."""
     if not path.exists():
-        raise InputError(f"{path}: no such file; give the node's data with --data.")
+        raise InputError(f"{path}: no such file.")
     kind = "npz" if path.suffix == ".npz" else "npy" if path.is_dir() and any(path.glob("*.npy")) else data.name
     return load(replace(data, name=kind, path=str(path)))
 
@@ -74,10 +80,15 @@ def public_checksum(source: Source) -> str:
 
 
 def compare_source(source: Source, nodes: Nodes, where: str) -> None:
-    """Refuses data of another shape or with other labels than the charter says."""
+    """Refuses data of another shape, with other labels, or with other tokens than the charter says."""
     if source.shape != nodes.shape:
         wanted = "x".join(map(str, nodes.shape))
         raise CharterError(f"{where}: inputs of {'x'.join(map(str, source.shape))}; the charter says {wanted}.")
+    _compare_labels(source, nodes, where)
+    _compare_tokens(source, nodes, where)
+
+
+def _compare_labels(source: Source, nodes: Nodes, where: str) -> None:
     classes = nodes.classes or 0
     if bool(source.classes) != bool(classes):
         kinds = ("numbers to regress on", f"{source.classes} classes")
@@ -85,12 +96,38 @@ def compare_source(source: Source, nodes: Nodes, where: str) -> None:
         raise CharterError(f"{where}: its labels are {kinds[bool(source.classes)]}; the charter says {wanted}.")
     if source.classes > classes:
         raise CharterError(f"{where}: a label {source.classes - 1}; the charter has the classes 0 to {classes - 1}.")
-    if nodes.names and source.names and source.names != nodes.names:
-        odd = next((a, b) for a, b in zip((*source.names, ""), (*nodes.names, ""), strict=False) if a != b)
-        raise CharterError(f"{where}: a class is called '{odd[0]}' where the charter has '{odd[1]}'.")
+    if source.names and not nodes.names:  # another node may have them in another order
+        raise CharterError(f"{where}: its classes have names ({source.names[0]}, ...); the charter needs nodes.names.")
+    if source.names and source.names != nodes.names:
+        odd = next((a, b) for a, b in zip_longest(source.names, nodes.names) if a != b)
+        raise CharterError(f"{where}: a class is called {odd[0]!r} where the charter has {odd[1]!r}.")
+    each = "row" if source.train.columns["y"].dim() == 1 else "token"
+    if each != ("row" if nodes.labels == "row" else "token") or (source.tagged and nodes.labels != "tags"):
+        raise CharterError(f'{where}: a label for each {each}; the charter says nodes.labels = "{nodes.labels}".')
+
+
+def _compare_tokens(source: Source, nodes: Nodes, where: str) -> None:
+    """Texts that were read with a tokenizer must have the same vocabulary; those in arrays, tokens that are in it."""
+    whole = source.train.columns["x"].dtype is torch.int64
+    size = nodes.tokens or (nodes.classes or 0 if nodes.labels == "tokens" else 0)
+    if whole != bool(size):
+        kind = "whole numbers, which count as tokens" if whole else "no tokens (whole numbers)"
+        raise CharterError(f"{where}: inputs that are {kind}; the charter says nodes.tokens = {nodes.tokens}.")
     found = describe_source(source)
-    for name in ("labels", "tokens", "pad", "sep"):
-        if found[name] != getattr(nodes, name):
-            raise CharterError(
-                f"{where}: nodes.{name} would be {found[name]!r} here, and the charter says {getattr(nodes, name)!r}."
-            )
+    if source.tokens or source.tagged:
+        for name in ("tokens", "pad", "sep"):
+            if found[name] != getattr(nodes, name):
+                told = f"nodes.{name} would be {found[name]!r} here, and the charter says {getattr(nodes, name)!r}"
+                raise CharterError(f"{where}: {told}. The tokenizer must be the same.")
+    elif whole:
+        low, high = _token_range(source)
+        if low < 0 or high >= size:
+            odd = low if low < 0 else high
+            raise CharterError(f"{where}: a token {odd}; the charter has the tokens 0 to {size - 1}.")
+
+
+def _token_range(source: Source) -> tuple[int, int]:
+    """The smallest and the largest token, read piece by piece: inputs may be in files."""
+    column = source.train.columns["x"]
+    ends = [column[start : start + PIECE].aminmax() for start in range(0, len(column), PIECE)]
+    return min(int(low) for low, _ in ends), max(int(high) for _, high in ends)

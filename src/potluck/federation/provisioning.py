@@ -189,7 +189,7 @@ def _found(wanted: FederationSettings, folder: Path, own: Mapping[str, bytes], n
         nodes: Entries = ()
         for name, public in keys.items():
             found = _write_kit(part / name, signer, wanted, name, "node", public, now)
-            nodes = with_node(nodes, found.node_id, name, found.expires, now)
+            nodes = with_node(nodes, found.node_id, name, found.expires, now, authority.certified_key(found))
         server = _write_kit(part / SERVER_FOLDER, signer, wanted, SERVER_FOLDER, "server", None, now, nodes)
     until = authority.read_certificate(signer.cert).expires
     return [
@@ -343,7 +343,8 @@ def admit_certificate(path: Path, server: Path, now: datetime | None = None) -> 
 
 
 def _admit(path: Path, found: Certificate, now: datetime) -> None:
-    change_nodes(path, lambda nodes: with_node(nodes, found.node_id, found.name, found.expires, now))
+    key = authority.certified_key(found)
+    change_nodes(path, lambda nodes: with_node(nodes, found.node_id, found.name, found.expires, now, key))
 
 
 def admit(wanted: str, server: Path) -> str:

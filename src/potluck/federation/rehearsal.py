@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
 from potluck.core import Examples, ResourceError, SettingsError
 from potluck.data import Federation as Division
 from potluck.data import Source, load
-from potluck.federation.charter import describe_source
+from potluck.federation.charter import describe_source, without_none
 from potluck.run import config
 from potluck.run.settings import Experiment
 
@@ -65,14 +65,8 @@ def write_rehearsal(experiment: Experiment, folder: Path, nodes: int, rounds: in
     told["score"] |= {"common": False, "personal": False}
     told["rounds"] = min(experiment.rounds, 3) if rounds is None else rounds
     tiers = [tier.name for tier in experiment.tier if not tier.absent]
-    made = config.experiment(_without_none(told), "rehearsal")
+    made = config.experiment(without_none(told), "rehearsal")
     return Rehearsal(made, files, {name: tiers[at % len(tiers)] for at, name in enumerate(names)}, public)
-
-
-def _without_none(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _without_none(item) for name, item in value.items() if item is not None}
-    return value
 
 
 def _write(path: Path, examples: Examples, source: Source) -> None:
@@ -131,7 +125,7 @@ def start_node(
         log = (kit / "log.txt").open("ab")
         keep(log)
         return subprocess.Popen(
-            [*command, "--tier", tier, "--threads", "1", "--yes", *arguments],
+            [*command, "--tier", tier, "--yes", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -140,9 +134,16 @@ def start_node(
         raise ResourceError(f"a node cannot be started: {fault.strerror}.") from None
 
 
+def refuse_dead(kits: Path, started: Mapping[str, subprocess.Popen[bytes]]) -> None:
+    """Raises an error if the process of a node has failed: in a rehearsal nobody starts it again."""
+    for name, process in started.items():
+        if process.poll():
+            raise ResourceError(f"{name} has ended: {last_words(kits / name) or f'exit code {process.returncode}'}")
+
+
 def last_words(kit: Path) -> str:
     """The last line that a node said."""
     with suppress(OSError):
         lines = (kit / "log.txt").read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else ""
+        return lines[-1].removeprefix("potluck: ") if lines else ""
     return ""

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from potluck.core import NOTHING, Examples, SettingsError
+from potluck.core import NOTHING, Examples, InputError, SettingsError
+from potluck.data import Source
 from potluck.engines import Engine, Serial
 from potluck.engines.remote import Remote, Terms, Transport
 from potluck.engines.remote.engine import FOREVER
@@ -45,12 +46,12 @@ def prepare(experiment: Experiment, name: str, method: Any = None) -> Federation
     method = method if method is not None else config.method(experiment.method, experiment.local)
     test: Examples | None = None
     if nodes.test:
-        found = read_source(Path(nodes.test), experiment.data)
+        found = _read(nodes.test, "nodes.test", experiment)
         compare_source(found, nodes, nodes.test)
         test = found.train
     public, checksum = NOTHING, ""
     if nodes.public:
-        rows = read_source(Path(nodes.public), experiment.data)
+        rows = _read(nodes.public, "nodes.public", experiment)
         compare_source(rows, nodes, nodes.public)
         public, checksum = rows.train, public_checksum(rows)
     roster = Roster(experiment.seed, nodes.misses)
@@ -59,12 +60,18 @@ def prepare(experiment: Experiment, name: str, method: Any = None) -> Federation
     return Federation(setup, write_charter(setup, name, checksum), roster)
 
 
+def _read(file: str, setting: str, experiment: Experiment) -> Source:
+    if not Path(file).exists():
+        raise InputError(f"{setting} = '{file}': no such file on the server.")
+    return read_source(Path(file), experiment.data)
+
+
 def _fill_in(experiment: Experiment) -> Experiment:
     """The experiment with shape and classes of the server's own test rows, if [nodes] does not say them."""
     nodes = experiment.nodes
     if (nodes.shape and nodes.classes is not None) or not nodes.test:
         return experiment
-    told = describe_source(read_source(Path(nodes.test), experiment.data))
+    told = describe_source(_read(nodes.test, "nodes.test", experiment))
     return config.experiment(experiment.plain() | {"nodes": experiment.plain()["nodes"] | told}, "[nodes]")
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 
 from potluck.core import InputError, ResourceError
 from potluck.federation.host import NodeState
-from potluck.ledger import process_in, read_run
+from potluck.ledger import RunFiles, process_in, read_run
 
 
 class StatusFile:
@@ -50,42 +50,46 @@ class StatusFile:
 
 def describe(folder: Path) -> dict[str, Any]:
     """What a federation in a run folder does now: a summary, and its nodes."""
-    run = read_run(folder)
-    if "charter" not in run.manifest:
-        raise InputError(f"{folder}: a run without nodes; `potluck report` tells about it.")
+    run = _read_federation(folder)
     told, owner = StatusFile(folder).read(), process_in(folder)
     done = max((event.get("round", 0) for event in run.events() if event.get("event") == "round"), default=0)
     state = str(run.manifest.get("status"))
     if state == "running" and owner is None:
         state = "stopped without saving its last round; `potluck server` goes on"
     waiting = f"; waits for {told['waiting']}" if owner is not None and told.get("waiting") else ""
-    nodes = told.get("nodes", []) if owner is not None else []
+    nodes = told.get("nodes") if owner is not None else None
     return {
         "summary": f"{run.manifest.get('name')}: {state}, {done} of {run.manifest.get('rounds')} rounds{waiting}",
         "status": state,
         "round": done,
         "pid": owner,
-        "nodes": [
-            {
-                "name": node["name"],
-                "state": node["state"],
-                "tier": node["tier"],
-                "samples": node["samples"],
-                "address": node["address"],
-                "reason": node["reason"],
-            }
-            for node in nodes
-        ],
+        "nodes": [_shown(node) for node in nodes if isinstance(node, dict)] if isinstance(nodes, list) else [],
     }
+
+
+def _read_federation(folder: Path) -> RunFiles:
+    run = read_run(folder)
+    if "charter" not in run.manifest:
+        raise InputError(f"{folder}: a run without nodes; `potluck report` tells about it.")
+    return run
+
+
+def _shown(node: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: node.get(name, "") for name in ("name", "state", "tier", "samples", "address", "reason")}
 
 
 def stop(folder: Path, seconds: float = 60.0) -> str:
     """Asks the server of a run folder to save and stop, and waits for it; returns what happened."""
-    read_run(folder)
+    _read_federation(folder)
     pid = process_in(folder)
     if pid is None:
         return f"{folder}: no server runs here."
-    os.kill(pid, signal.SIGTERM)
+    try:
+        os.kill(pid, signal.SIGTERM)
+    except PermissionError:
+        raise ResourceError(f"{folder}: its server (process {pid}) belongs to another user.") from None
+    except ProcessLookupError:
+        pass  # it has just ended
     until = time.monotonic() + seconds
     while process_in(folder) == pid:
         if time.monotonic() > until:

@@ -189,7 +189,7 @@ class Memories:
 
     def read(self, client: str, version: int | None = None) -> tuple[int, bytes] | None:
         """The newest memory up to this version, as (version, bytes); None if the client has none."""
-        found = self._find(_key(client), version)
+        found = self._find(_key(client), version) if self._packs() else None
         return None if found is None else (found[1].version, found[0].read(client, found[1]))
 
     def commit(self, round: int, staged: Mapping[str, bytes]) -> None:

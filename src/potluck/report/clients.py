@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from potluck.report.curves import MethodRuns, all_runs, run_curves, score_axis, tier_series
-from potluck.report.html import Markup, Series, charts, figure, note, section
+from potluck.report.html import Markup, Series, bar_list, charts, figure, note, section
 from potluck.report.marks import BarsMark, ColumnsMark, DotsMark, LineMark, VerticalLineMark
 from potluck.report.records import ClientScores, RunRecord
 from potluck.report.summary import capitalize, mean_of, mean_sd, metric_format, metric_name
@@ -14,12 +14,15 @@ from potluck.report.svg import Mark, PlotAxis, plot
 from potluck.report.units import MetricFormat, format_count, format_percent
 
 BINS = 20
+MAX_NODES = 24
+"""More nodes are drawn as a sorted curve, without their names."""
 LOCAL_MEANING = "The shared model on each client's own test examples, choosing among the classes that the client owns"
 
 
 def clients_section(run: RunRecord) -> Markup | None:
     """Scores per client and per class; None if neither was recorded."""
-    found = [one for one in (local_figure(run), sorted_clients_figure(run), _class_figure(run)) if one]
+    each = node_figure(run) or sorted_clients_figure(run)
+    found = [one for one in (local_figure(run), each, _class_figure(run)) if one]
     return section("A closer look at the end", charts(*found, small=len(found) == 3)) if found else None
 
 
@@ -105,6 +108,21 @@ def sorted_clients_figure(run: RunRecord) -> Markup | None:
     x_axis = PlotAxis("clients", "percent", low=0.0, high=1.0)
     chart = plot(marks, x_axis, score_axis(run), f"{name} of every client, sorted")
     return figure(f"{name} over clients", chart, shown, "Each tier's clients from worst to best: flat is fair.")
+
+
+def node_figure(run: RunRecord) -> Markup | None:
+    """The score of every node by name, the lowest first; None if none is known or if they are too many."""
+    colours = {tier.name: series.colour for series, tier in tier_series(run)}
+    nodes = sorted((node.score, node.name, node) for node in run.nodes if node.score is not None)
+    if not 0 < len(nodes) <= MAX_NODES:
+        return None
+    metric = metric_format(run)
+    rows = [
+        (Series("", name, colours.get(node.tier, "var(--c6)")), max(0.0, score), metric.format(score))
+        for score, name, node in nodes
+    ]
+    words = "Last scored round, each node on its own examples; coloured by tier."
+    return bar_list(f"{capitalize(metric.name)} of every node", rows, words)
 
 
 def _class_figure(run: RunRecord) -> Markup | None:

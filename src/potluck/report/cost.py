@@ -16,7 +16,7 @@ from potluck.report.curves import (
 from potluck.report.html import Markup, Series, bar_list, charts, figure, join, note, palette, section, table, tag
 from potluck.report.json_values import text
 from potluck.report.marks import LineMark
-from potluck.report.records import Points, RunRecord, TaskTotals, TierRecord
+from potluck.report.records import Points, RunRecord, TaskTotals, TierRecord, sum_known
 from potluck.report.summary import (
     CostSoFar,
     capitalize,
@@ -70,7 +70,7 @@ def run_cost_section(run: RunRecord) -> Markup:
         _modelled_figure(run, "time", " in the field", lambda cost: cost.device_seconds, time_unit, time),
         _modelled_figure(run, "energy", "", lambda cost: cost.joules, energy_unit, energy),
     ]
-    return section(f"What {metric_name(run)} costs", charts(*figures), _target_table(run))
+    return section(f"What {metric_name(run)} costs", charts(*figures), _target_table(run), _messages_table(run))
 
 
 def _traffic_figure(run: RunRecord) -> Markup:
@@ -117,6 +117,32 @@ def _target_table(run: RunRecord) -> Markup:
     words = "First scored round at or above the target. Traffic is measured; time and energy are modelled."
     words += " With server: time with the wait for the server's own work." * waits
     return join(tag("h3", "Rounds to a target"), note(words), table(head, rows, groups))
+
+
+def _messages_table(run: RunRecord) -> Markup | None:
+    """What nodes really sent and took, beside what a simulation counts and models; None without real nodes."""
+    tiers = [tier for tier in run.tiers if tier.messages_down is not None]
+    if not tiers:
+        return None
+    words = (
+        "All messages: what the server sent to its nodes, also to one that was gone, and got from them up to the last "
+        "round's answers, scoring and agreement included, before encryption; models: those that tasks sent and got "
+        "back, as a simulation counts them; measured time: what nodes clocked while they did their tasks; modelled "
+        "time: computed from the work and the tier's device profile, with the transfer."
+    )
+    head = ["", "down", "up", "down", "up", "measured", "modelled"]
+    groups = [("", 1), ("all messages", 2), ("models", 2), ("time, summed over nodes", 2)]
+    rows = [_messages_row(tier.name, [tier]) for tier in tiers]
+    rows += [_messages_row("all", tiers)] if len(tiers) > 1 else []
+    return join(tag("h3", "Measured beside modelled"), note(words), table(head, rows, groups))
+
+
+def _messages_row(name: str, tiers: Sequence[TierRecord]) -> list[str]:
+    messages = [[tier.messages_down for tier in tiers], [tier.messages_up for tier in tiers]]
+    models = [[tier.totals.bytes_down for tier in tiers], [tier.totals.bytes_up for tier in tiers]]
+    times = [[tier.totals.measured_seconds for tier in tiers], [tier.totals.modelled_seconds for tier in tiers]]
+    amounts = [format_bytes(sum_known(column)) for column in messages + models]
+    return [name, *amounts, *(format_seconds(sum_known(column)) for column in times)]
 
 
 def tier_cost_section(run: RunRecord) -> Markup:

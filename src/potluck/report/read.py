@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from potluck.ledger import read_run
 from potluck.report.json_values import Json, integer, mapping, number, sequence, text
+from potluck.report.node_log import SHORT_ID, NodeLog, name_nodes
 from potluck.report.records import (
     ClientScores,
     GroupCoverage,
@@ -17,6 +18,7 @@ from potluck.report.records import (
     RoundRecord,
     RoundScores,
     RunRecord,
+    TaskFailure,
     TierRecord,
     TransferRecord,
 )
@@ -40,10 +42,12 @@ def make_record(
     folder: Path, manifest: Json, settings: str, events: Callable[[], Iterable[Json]], scores: Sequence[Json]
 ) -> RunRecord:
     """The record of a run from the four things that every run folder holds; `events` begins to read them."""
+    by_node = NodeLog(manifest).is_federation
     try:
-        log = _sort_events(events(), TaskLog())
+        log = _sort_events(events(), TaskLog(by_node=by_node), NodeLog(manifest))
     except OutOfOrder:  # not a ledger as we write it, but read it all the same
-        log = _sort_events(events(), TaskLog(open_rounds=None))
+        log = _sort_events(events(), TaskLog(open_rounds=None, by_node=by_node), NodeLog(manifest))
+    names = log.nodes.names()
     name = text(manifest.get("name"), folder.name)
     score_lines = _last_per_round(scores)
     scoring = _scoring(settings)
@@ -60,18 +64,25 @@ def make_record(
         planned_rounds=integer(manifest.get("rounds")),
         classes=integer(manifest.get("classes")),
         clients=integer(manifest.get("clients")),
-        tiers=_tiers(manifest, score_lines, log.tasks, best_by),
+        tiers=_tiers(manifest, score_lines, log, best_by),
         curve=LearningCurve(tuple(_overall_scores(line) for line in score_lines), best_by),
         rounds=tuple(_with_cost(log.rounds[index], log.tasks.rounds[index]) for index in sorted(log.rounds)),
         transfers=tuple(log.transfers.values()),
         coverage=log.coverage,
+        nodes=log.nodes.records(score_lines),
         totals=log.tasks.clients.totals(),
-        failures=log.tasks.failures(),
-        warnings=tuple(log.warnings),
+        failures=tuple(_with_name(failure, names) for failure in log.tasks.failures()),
+        warnings=tuple((round, name_nodes(words, names)) for round, words in log.warnings),
         settings=settings,
         targets=_targets(scoring),
         manifest=manifest,
     )
+
+
+def _with_name(failure: TaskFailure, names: Mapping[str, str]) -> TaskFailure:
+    """A failure with the node's name in the place of its id."""
+    node = names.get(failure.node, failure.node[:SHORT_ID])
+    return replace(failure, node=node, reason=name_nodes(failure.reason, names))
 
 
 def _label(manifest: Json) -> str:
@@ -99,15 +110,16 @@ class _EventLog:
     """The events of the ledger, sorted by kind."""
 
     tasks: TaskLog
+    nodes: NodeLog
     rounds: dict[int, RoundRecord] = field(default_factory=dict)
     warnings: list[tuple[int | None, str]] = field(default_factory=list)
     transfers: dict[tuple[object, ...], TransferRecord] = field(default_factory=dict)
     coverage: tuple[GroupCoverage, ...] = ()
 
 
-def _sort_events(events: Iterable[Json], tasks: TaskLog) -> _EventLog:
+def _sort_events(events: Iterable[Json], tasks: TaskLog, nodes: NodeLog) -> _EventLog:
     """Sort events by kind. A round that was interrupted and done again appears twice; the later events count."""
-    log = _EventLog(tasks)
+    log = _EventLog(tasks, nodes)
     for position, event in enumerate(events):
         match event.get("event"):
             case "task":
@@ -118,6 +130,8 @@ def _sort_events(events: Iterable[Json], tasks: TaskLog) -> _EventLog:
             case "round":
                 record = _round(event)
                 log.rounds[record.number] = record
+            case "nodes":
+                nodes.add(event)
             case "coverage":
                 log.coverage = _coverage(event) or log.coverage
             case "warning":
@@ -197,15 +211,25 @@ def _last_per_round(scores: Sequence[Json]) -> list[Json]:
     return [last[index] for index in sorted(last)]
 
 
-def _tiers(manifest: Json, scores: list[Json], tasks: TaskLog, best_by: str) -> tuple[TierRecord, ...]:
+def _tiers(manifest: Json, scores: list[Json], log: _EventLog, best_by: str) -> tuple[TierRecord, ...]:
     """The tiers of the manifest in its order, then all others that were scored or did work, such as the server."""
     declared = {text(tier.get("name")): tier for tier in map(mapping, sequence(manifest.get("tiers")))}
     scored = [name for line in scores for name in mapping(line.get("tiers"))]
-    names = dict.fromkeys([*declared, *scored, *tasks.tiers])
-    return tuple(_tier(name, declared.get(name, {}), scores, tasks, best_by) for name in names)
+    messages = log.nodes.tier_bytes()
+    names = dict.fromkeys([*declared, *scored, *log.tasks.tiers, *messages])
+    found = ((name, declared.get(name, {}), messages.get(name, (None, None))) for name in names)
+    return tuple(_tier(name, tier, scores, log.tasks, best_by, *both) for name, tier, both in found)
 
 
-def _tier(name: str, declared: Json, scores: list[Json], tasks: TaskLog, best_by: str) -> TierRecord:
+def _tier(
+    name: str,
+    declared: Json,
+    scores: list[Json],
+    tasks: TaskLog,
+    best_by: str,
+    messages_down: float | None,
+    messages_up: float | None,
+) -> TierRecord:
     lines = [
         (integer(line.get("round")) or 0, mapping(mapping(line.get("tiers")).get(name)), line.get("metric"))
         for line in scores
@@ -222,6 +246,8 @@ def _tier(name: str, declared: Json, scores: list[Json], tasks: TaskLog, best_by
         curve=LearningCurve(points, best_by),
         totals=tasks.tiers.get(name, RunningTotals()).totals(),
         accepted=tasks.accepted.get(name, RunningTotals()).totals(),
+        messages_down=messages_down,
+        messages_up=messages_up,
     )
 
 

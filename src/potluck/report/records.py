@@ -16,6 +16,10 @@ SERVER = "server"
 """The server as a client and as a tier of the ledger. Its work is not part of what devices pay."""
 
 
+ANSWERED, SILENT, THERE, AWAY, UNKNOWN = "ast- "
+"""A node in a round: answered; was asked and gave no answer; was there and not asked; was away; nothing recorded."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelScore:
     """The scores of one model on one set of examples."""
@@ -169,6 +173,38 @@ class TierRecord:
     totals: TaskTotals = TaskTotals()
     accepted: TaskTotals = TaskTotals()
     """Only tasks whose reply was accepted; the cost of one visit comes from these."""
+    messages_down: float | None = None
+    """Bytes of all messages that went to its nodes; None in a simulation."""
+    messages_up: float | None = None
+    """Bytes of all messages that came from its nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """One node of a federation: a real machine in the place of a simulated client."""
+
+    id: str
+    name: str
+    """Its name for people; with the first digits of its id if another node has the same name."""
+    tier: str = ""
+    """The one that it was in last."""
+    presence: str = ""
+    """One letter for each round, from round 1 on: `ANSWERED`, `SILENT`, `THERE`, `AWAY` or `UNKNOWN`."""
+    bytes_down: float | None = None
+    """Bytes of all messages that went to it."""
+    bytes_up: float | None = None
+    score: float | None = None
+    """The metric on its own examples in the last scored round."""
+
+    @property
+    def answered(self) -> int:
+        """In how many rounds it answered."""
+        return self.presence.count(ANSWERED)
+
+    @property
+    def asked(self) -> int:
+        """In how many rounds it was asked."""
+        return self.answered + self.presence.count(SILENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +272,8 @@ class TaskFailure:
     times: int
     first_round: int
     last_round: int
+    node: str = ""
+    """The node whose tasks they were, in a federation of real nodes: there each node has failures of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +301,8 @@ class RunRecord:
     transfers: tuple[TransferRecord, ...] = ()
     coverage: tuple[GroupCoverage, ...] = ()
     """One per axis group, the largest first; empty if every client trains the whole model."""
+    nodes: tuple[NodeRecord, ...] = ()
+    """The nodes of a federation, by name; empty in a simulation."""
     totals: TaskTotals = TaskTotals()
     failures: tuple[TaskFailure, ...] = ()
     warnings: tuple[tuple[int | None, str], ...] = ()
@@ -307,6 +347,11 @@ class RunRecord:
     def seconds(self) -> float | None:
         """Measured time on the machine that ran this."""
         return sum_known(record.seconds for record in self.rounds)
+
+    @property
+    def message_bytes(self) -> float | None:
+        """Bytes of all messages between the server and the nodes of a federation."""
+        return sum_known(amount for tier in self.tiers for amount in (tier.messages_down, tier.messages_up))
 
     def tier(self, name: str) -> TierRecord | None:
         return next((tier for tier in self.tiers if tier.name == name), None)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 
-from potluck.report.clients import clients_section, sorted_clients_figure
+from potluck.report.clients import clients_section, node_figure, sorted_clients_figure
 from potluck.report.cost import run_cost_section, tier_cost_section
 from potluck.report.coverage import run_coverage_section
 from potluck.report.curves import loss_figure, score_figure
 from potluck.report.features import features_section, parse_features
 from potluck.report.html import Markup, card, cards, charts, collapsible, join, note, section, table, tag
+from potluck.report.presence import presence_section
 from potluck.report.records import LearningCurve, RunRecord
 from potluck.report.sentences import privacy_guarantee
 from potluck.report.summary import best_heading, capitalize, metric_format, overall_name
@@ -29,6 +30,7 @@ def run_body(run: RunRecord) -> Markup:
         _dagger_note(run),
         _privacy_note(run),
         section("Learning", charts(score_figure(run), loss_figure(run))),
+        presence_section(run),
         run_cost_section(run),
         tier_cost_section(run),
         clients_section(run),
@@ -47,7 +49,7 @@ def run_brief(run: RunRecord) -> Markup:
         _tier_table(run),
         _dagger_note(run),
         _privacy_note(run),
-        charts(score_figure(run), sorted_clients_figure(run)),
+        charts(score_figure(run), node_figure(run) or sorted_clients_figure(run)),
         _failures(run),
         _settings_and_manifest(run),
     )
@@ -68,10 +70,11 @@ def _headline(run: RunRecord) -> Markup:
     down, up = f"{format_bytes(totals.bytes_down)} down", f"{format_bytes(totals.bytes_up)} up"
     field_time, here = format_seconds(run.device_seconds), format_seconds(run.seconds)
     with_wait = [f"{format_seconds(run.round_seconds)} with the wait for the server"] * run.waits_for_server
+    messages = [f"{format_bytes(run.message_bytes)} in messages of all kinds"] * (run.message_bytes is not None)
     return cards(
         _score_card(run),
         _clients_card(run),
-        card("Traffic (measured)", format_bytes(totals.bytes), down, up),
+        card("Traffic (measured)", format_bytes(totals.bytes), down, up, *messages),
         card("Time in the field (modelled)", field_time, "slowest device of every round, summed", *with_wait),
         card("Energy (modelled)", format_joules(totals.joules), "all devices together"),
         card("Time here (measured)", here, f"{run.rounds_done} rounds on the machine that ran this"),
@@ -172,12 +175,13 @@ def _failures(run: RunRecord) -> Markup:
 
 
 def _failure_table(run: RunRecord) -> Markup:
+    named = any(one.node for one in run.failures)
     rows = [
-        [one.outcome, one.tier, one.reason or "no reason given", format_count(one.times),
+        [one.outcome, *[one.node] * named, one.tier, one.reason or "no reason given", format_count(one.times),
          str(one.first_round) if one.first_round == one.last_round else f"{one.first_round} to {one.last_round}"]
         for one in run.failures[:MAX_FAILURES]
     ]  # fmt: skip
-    return table(["outcome", "tier", "reason", "times", "rounds"], rows, kind="words")
+    return table(["outcome", *["node"] * named, "tier", "reason", "times", "rounds"], rows, kind="words")
 
 
 def _warning_list(run: RunRecord) -> Markup:

@@ -125,6 +125,7 @@ def refusal_summary(run: RunRecord) -> str:
         return ""
     first, times = refusals[0], sum(failure.times for failure in refusals)
     source = "of the server's own" if first.tier == SERVER else f"from tier '{first.tier}'"
+    source = f"from {first.node}" if first.node else source
     replies = "1 reply" if times == 1 else f"{times} replies"
     return f"{replies}; {first.times} {source}: {first.reason or 'no reason given'}"
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 NAME_WIDTH, NUMBER_WIDTH = 12, 5
 """The smallest width of the first column and of the others, in characters."""
+MAX_NODES = 64
 
 
 def run_table(run: RunRecord) -> Table:
@@ -58,6 +59,25 @@ def run_table(run: RunRecord) -> Table:
     costs = _run_costs(run.totals, run.device_seconds)
     _add_row(table, [overall_name(run.curve), _final_cell(run.curve, metric), format_count(run.clients), "", *costs])
     table.caption = "* modelled; a tier's time is summed over its devices, the last row's over each round's slowest"
+    return table
+
+
+def nodes_table(run: RunRecord) -> Table | None:
+    """The nodes of a federation: a row for each, at most `MAX_NODES`; None in a simulation."""
+    if not run.nodes:
+        return None
+    metric, many = metric_format(run), len(run.nodes)
+    table = _make_table(
+        "1 node" if many == 1 else f"{many} nodes",
+        ["node", "tier", metric.name.split()[0], "answered", "down", "up"],
+    )
+    for node in run.nodes[:MAX_NODES]:
+        answered = f"{node.answered} of {node.asked}"
+        traffic = [format_bytes(node.bytes_down), format_bytes(node.bytes_up)]
+        _add_row(table, [node.name, node.tier or GAP, metric.format(node.score), answered, *traffic])
+    more = f"; {many - MAX_NODES} more nodes are left out" if many > MAX_NODES else ""
+    name = metric.name.split()[0]
+    table.caption = f"{name}: on the node's own rows; down, up: all messages to it and from it{more}"
     return table
 
 

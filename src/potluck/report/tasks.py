@@ -75,14 +75,16 @@ class TaskLog:
 
     open_rounds: int | None = OPEN_ROUNDS
     """None: all rounds stay open, however long the ledger is."""
+    by_node: bool = False
+    """Whether failures are told apart by client: in a federation of real nodes, which are few."""
     clients: RunningTotals = field(default_factory=RunningTotals)
     """All tasks but the server's own; this and the next two after `finish`."""
     tiers: dict[str, RunningTotals] = field(default_factory=lambda: defaultdict(RunningTotals))
     accepted: dict[str, RunningTotals] = field(default_factory=lambda: defaultdict(RunningTotals))
     """By tier, only the tasks whose reply was accepted."""
     rounds: dict[int, RoundCost] = field(default_factory=lambda: defaultdict(RoundCost))
-    _failed: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)
-    """By outcome, tier and reason: how often, the first and the last round."""
+    _failed: dict[tuple[str, str, str, str], list[int]] = field(default_factory=dict)
+    """By outcome, tier, reason and node: how often, the first and the last round."""
     _groups: dict[Group, RunningTotals] = field(default_factory=lambda: defaultdict(RunningTotals))
     _open: dict[int, dict[object, Task]] = field(default_factory=dict)
     _summed: float = float("-inf")
@@ -106,9 +108,12 @@ class TaskLog:
                 each.add(outcome, sums.outcomes[outcome], sums.memory, sums.amounts)
 
     def failures(self) -> tuple[TaskFailure, ...]:
-        """Failed tasks, grouped by outcome, tier and reason; the most frequent group first."""
-        failures = [TaskFailure(*key, *numbers) for key, numbers in self._failed.items()]
-        return tuple(sorted(failures, key=lambda one: (-one.times, one.outcome, one.tier, one.reason)))
+        """Failed tasks, grouped by outcome, tier, reason and node; the most frequent group first."""
+        failures = [
+            TaskFailure(outcome, tier, reason, times, first, last, node)
+            for (outcome, tier, reason, node), (times, first, last) in self._failed.items()
+        ]
+        return tuple(sorted(failures, key=lambda one: (-one.times, one.outcome, one.tier, one.reason, one.node)))
 
     def _begin(self, round: int) -> None:
         """Opens a round, and sums the oldest if too many are open."""
@@ -146,7 +151,8 @@ class TaskLog:
 
     def _note_failures(self, round: int, outcome: str, tier: str, tasks: list[Task]) -> None:
         for task in tasks:
-            found = self._failed.setdefault((outcome, tier, task[3]), [0, round, round])
+            node = task[0] if self.by_node and task[0] != SERVER else ""
+            found = self._failed.setdefault((outcome, tier, task[3], node), [0, round, round])
             found[:] = found[0] + 1, min(found[1], round), max(found[2], round)
 
     def _add_to_round(self, round: int, own: bool, amounts: Sequence[float | None]) -> None:

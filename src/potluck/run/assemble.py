@@ -197,7 +197,7 @@ def assemble_without_data(experiment: Experiment, record: DataRecord, method: An
     blank = replace(blank, tokens=record.tokens, pad=record.pad, sep=record.sep)
     full, tiers = networks(experiment, blank, record.samples)
     zoo = ModelZoo(full, [tier for tier in tiers if not tier.absent], record.public)
-    population = Population(tiers, record.clients, experiment.fleet, experiment.seed)
+    population = Population(tiers, max(1, record.clients), experiment.fleet, experiment.seed)  # 0: real nodes
     context = SimulationContext(method, zoo, NoDatasets(), Classify(record.classes), experiment.seed)
     return Setup(experiment, context, population, record.classes)
 

@@ -39,6 +39,10 @@ def export(
         found = opened.latest(lambda text: None)
         if found is None:
             raise CheckpointError(f"{folder} holds no checkpoint yet; let it finish a round first")
+        if client is not None and "charter" in opened.manifest():
+            raise InputError(
+                f"--client {client}: what a node remembers is at the node. There: potluck export KIT --to {to}"
+            )
         setup, state = _restore(opened, found, client is not None, source, method)
         kept = opened.memories.read(client, found[0]) if client else None
     if server:
@@ -61,7 +65,11 @@ def _restore(
         try:
             return setup, _state_to_score(setup, state_of(setup, fields), index, NoEngine())
         except NeedsData:
-            pass
+            if "charter" in told:
+                raise InputError(
+                    f"{path}: nodes complete the models of {display_name(setup.context.method)} with statistics of "
+                    "their rows, and no node is asked here. Export at a node: potluck export KIT --to DIR"
+                ) from None
     if record is not None and record.own and source is None:
         raise data_record.ask_for_source(record, path, f"potluck.run.export({str(path)!r}, ...")
     setup = assemble(experiment, source, method)

@@ -86,8 +86,10 @@ class Loop:
 
     def run(self) -> None:
         """Runs all remaining rounds."""
-        self.setup.population.begin(self.progress.done, self.experiment.run.quorum)
-        if self._saved < 0 or self._owes_scores():
+        unscored = self._saved < 0 or self._owes_scores()
+        if unscored or self.progress.done < self.experiment.rounds:
+            self.setup.population.begin(self.progress.done, self.experiment.run.quorum)
+        if unscored:
             self._score()
             with self.stops.defer():
                 self._save()

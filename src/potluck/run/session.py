@@ -110,6 +110,8 @@ def resume(
         return opened
 
     with RunFolder.open(path) as opened:
+        if "charter" in opened.manifest():
+            raise SettingsError(f"{path} is a federation of real nodes; go on with `potluck server` and --out {path}.")
         began = settings_of(opened)
         length = planned_rounds(path, opened.manifest()) if rounds is None else rounds
         experiment = _apply_overrides(began, length, engine)
@@ -219,6 +221,8 @@ def _mark_interrupted(folder: RunFolder) -> None:
 def _resume_hint(folder: RunFolder) -> str:
     saved = folder.checkpoints.rounds()
     when = f"after round {saved[-1]}" if saved else "before anything was saved"
+    if "charter" in folder.manifest():
+        return f"interrupted {when}; go on with the same `potluck server` command and --out {folder.path}"
     return f"interrupted {when}; go on with: potluck resume {shlex.quote(str(folder.path))}"
 
 

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from potluck.core import SERVER, Bytes, Limits, Model, pack_array
+from potluck.core import SERVER, Bytes, Limits, pack_array
 from potluck.engines.context import TaskEnvelope, TaskResult
-from potluck.engines.remote.messages import (
-    ReadResult,
-    TaskMessage,
-    Updates,
-    bare_task,
-    mark_of,
-    pack_task,
-    read_result,
-)
+from potluck.engines.remote.messages import TaskMessage, bare_task, mark_of, pack_task, read_result
 from potluck.engines.remote.transport import Answer, Parts, Transport
+from potluck.engines.remote.updates import Updates
 from potluck.engines.serial import Engine
 
 LARGE = 1 << 20
@@ -53,13 +47,18 @@ class Asked:
 
     message: TaskMessage
     again: bool = False
-    """Whether it was sent a second time, with all models, because the node lacked some."""
+    """Whether it was sent a second time, with all its parts, because the node lacked some."""
+    unwanted: bool = False
+    """Whether nobody reads the result any more."""
     result: TaskResult | None = None
 
 
 @dataclass(eq=False)
 class Remote:
-    """Sends tasks to nodes over a transport. Equal models are packed once, and sent to a node once."""
+    """Real nodes on other machines do the clients' work; not for --engine: start it with `potluck server`.
+
+    Equal models are packed once, and sent to a node once.
+    """
 
     transport: Transport
     local: Engine
@@ -68,6 +67,8 @@ class Remote:
     spool: Path
     """A folder for large models on their way; what is there has no name, and goes with this process."""
     notes: list[str] = field(default_factory=list)
+    silent: set[str] = field(default_factory=set)
+    """Nodes that gave no answer to the last task that they were asked to do."""
     other: Callable[[Answer], None] = lambda answer: None
     """Gets the answers to messages that are no tasks."""
     attend: Callable[[], None] = lambda: None
@@ -78,26 +79,16 @@ class Remote:
     _held: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def run(self, envelopes: Iterable[TaskEnvelope]) -> Iterator[TaskResult]:
-        packed: dict[int, tuple[Model, str, Bytes]] = {}
-        parts: dict[str, Bytes] = {}
-        waiting: list[Asked | TaskEnvelope] = []
-        for envelope in envelopes:
-            if envelope.task.to == SERVER:
-                waiting.append(envelope)
-                continue
-            models = {key: self._pack(model, packed, parts) for key, model in envelope.task.models.items()}
-            terms = self.terms
-            message = pack_task(envelope, models, terms.charter, terms.oldest(), terms.updates)
-            waiting.append(self._ask(message))
-        packed.clear()
-        for each in waiting:
-            if isinstance(each, TaskEnvelope):
-                yield from self.local.run([each])
-                continue
-            while each.result is None:
-                self.look(WAIT)
-            yield each.result
-            each.result = None  # the caller has it
+        parts = _PackedParts(self.spool)
+        waiting = [each if each.task.to == SERVER else self._ask(each, parts) for each in envelopes]
+        parts.forget_values()
+        try:
+            for each in waiting:
+                yield from self.local.run([each]) if isinstance(each, TaskEnvelope) else [self._wait_for(each)]
+        finally:  # the reader may have left before the end
+            for each in waiting:
+                if isinstance(each, Asked):
+                    each.unwanted = True
 
     def post(self, node: str, parts: Parts, seconds: float = FOREVER) -> int:
         """Sends a message that is no task; its answer goes to `other`, under the number that this returns."""
@@ -122,19 +113,30 @@ class Remote:
         return found
 
     def forget(self, node: str) -> None:
-        """Forgets which models a node holds: it has started again."""
+        """Forgets which parts a node holds: it has started again."""
         self._held.pop(node, None)
 
     def close(self) -> None:
         self.transport.close()
         self.local.close()
 
-    def _ask(self, message: TaskMessage) -> Asked:
-        asked = Asked(message)
-        self._send(asked, self._held.get(message.envelope.task.to, frozenset()))
+    def _ask(self, envelope: TaskEnvelope, parts: _PackedParts) -> Asked:
+        task, terms = envelope.task, self.terms
+        models = {key: parts.add(model, (id(model),)) for key, model in task.models.items()}
+        loose = dict(task.arrays)
+        arrays = parts.add(loose, (*loose, *map(id, loose.values()))) if loose else None
+        asked = Asked(pack_task(envelope, models, arrays, terms.charter, terms.oldest(), terms.updates))
+        on_the_way = (each.message for each in self._asked.values() if each.message.envelope.task.to == task.to)
+        self._send(asked, self._held.get(task.to, frozenset()).union(*(message.tensors for message in on_the_way)))
         return asked
 
-    def _send(self, asked: Asked, held: frozenset[str]) -> None:
+    def _wait_for(self, asked: Asked) -> TaskResult:
+        while asked.result is None:
+            self.look(WAIT)
+        result, asked.result = asked.result, None  # the caller has it
+        return result
+
+    def _send(self, asked: Asked, held: Collection[str]) -> None:
         node = asked.message.envelope.task.to
         self._asked[self._post(node, asked.message.parts(held), self.terms.deadline(node))] = asked
 
@@ -146,37 +148,50 @@ class Remote:
 
     def _take(self, asked: Asked, answer: Answer) -> None:
         envelope = asked.message.envelope
-        if answer.fault or answer.node != envelope.task.to:
+        node = envelope.task.to
+        if answer.fault or answer.node != node:
             why = answer.fault or "another node answered"
             asked.result = TaskResult(bare_task(envelope.task), fault=why, lost=True)
-            self.forget(envelope.task.to)
+            self.silent.add(node)
+            self.forget(node)
+            return
+        self.silent.discard(node)
+        if asked.unwanted:
             return
         found = read_result(answer.parts, envelope, self.terms.limits)
+        self._held[node] = found.holds
         if found.missing and not asked.again:
             asked.again = True
-            self.forget(envelope.task.to)
-            self._send(asked, frozenset())
+            self._send(asked, ())
             return
-        self._held[envelope.task.to] = found.holds
         asked.result = found.result
-        self._tell(found, envelope)
-
-    def _tell(self, found: ReadResult, envelope: TaskEnvelope) -> None:
         if found.fresh:
-            who = self.terms.name(envelope.task.to)
-            self.notes.append(f"{who} has lost its memory, or was set back: it starts fresh")
+            self.notes.append(
+                f"{self.terms.name(node)} starts without memory: it lost the old one, was set back, or changed its tier"
+            )
 
-    def _pack(
-        self, model: Model, packed: dict[int, tuple[Model, str, Bytes]], parts: dict[str, Bytes]
-    ) -> tuple[str, Bytes]:
-        """The mark and the part of a model."""
-        if id(model) not in packed:
-            part = pack_array(model)
+
+class _PackedParts:
+    """The models and arrays of one run of tasks as parts; equal ones are packed or kept once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._values: dict[tuple[str | int, ...], tuple[Any, tuple[str, Bytes]]] = {}
+        """Marks and parts by the identity of what they hold; it is kept alive meanwhile."""
+        self._parts: dict[str, Bytes] = {}
+
+    def add(self, value: Any, identity: tuple[str | int, ...]) -> tuple[str, Bytes]:
+        """The mark and the part of a value."""
+        if identity not in self._values:
+            part = pack_array(value)
             mark = mark_of(part)
-            if mark not in parts:
-                parts[mark] = keep_in_file(part, self.spool)
-            packed[id(model)] = (model, mark, parts[mark])
-        return packed[id(model)][1:]
+            if mark not in self._parts:
+                self._parts[mark] = keep_in_file(part, self._folder)
+            self._values[identity] = (value, (mark, self._parts[mark]))
+        return self._values[identity][1]
+
+    def forget_values(self) -> None:
+        self._values.clear()
 
 
 def keep_in_file(part: Bytes, folder: Path) -> Bytes:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from datetime import UTC, datetime
 
-from potluck.core import ResourceError
+from potluck.core import ResourceError, one_line
 from potluck.engines.remote import frames
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read when imported; else it writes lines of its own to stderr
@@ -19,7 +20,19 @@ try:
 except ImportError:
     raise ResourceError(MISSING) from None
 
-__all__ = ["CODES", "FETCH", "OPTIONS", "POST", "SERVICE", "check_pems", "fault_of", "fingerprint", "grpc", "x509"]
+__all__ = [
+    "CODES",
+    "FETCH",
+    "OPTIONS",
+    "POST",
+    "SERVICE",
+    "check_pems",
+    "fault_of",
+    "fingerprint",
+    "grpc",
+    "plain",
+    "x509",
+]
 
 SERVICE, FETCH, POST = "potluck.Federation", "Fetch", "Post"
 CODES = grpc.StatusCode
@@ -50,6 +63,21 @@ def check_pems(ca: bytes, cert: bytes, key: bytes) -> None:
         raise ResourceError("the key is not a PEM file that can be read without a password") from None
     if not fits:
         raise ResourceError("the key does not belong to the certificate")
+
+
+_PLAIN = (
+    ("certificate has expired", "its certificate has expired, or the clock of this machine is wrong"),
+    ("CERTIFICATE_VERIFY_FAILED", "its certificate is not from the authority of this federation"),
+    ("Hostname Verification", "its certificate is for another host name"),
+    ("Socket closed", "it closed the connection; perhaps it does not trust this node's certificate"),
+)
+
+
+def plain(details: str) -> str:
+    """Why there is no connection, in words for people; the library's own where we have none."""
+    cause = details.rpartition("last error: ")[2]
+    own = next((words for mark, words in _PLAIN if mark in cause), "")
+    return own or one_line(re.sub(r"^[A-Z]+: (ipv[46]:\S+: )?", "", cause))
 
 
 def fingerprint(certificate: x509.Certificate) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from potluck.core import ResourceError, one_line
 from potluck.engines.remote import frames
 from potluck.engines.remote.frames import Arriving, FrameError
-from potluck.engines.remote.grpc_library import CODES, FETCH, OPTIONS, POST, SERVICE, check_pems, fault_of, grpc
+from potluck.engines.remote.grpc_library import CODES, FETCH, OPTIONS, POST, SERVICE, check_pems, fault_of, grpc, plain
 from potluck.engines.remote.transport import Parts, Respond
 
 _TICK = 0.2
@@ -162,7 +162,7 @@ class _Attendance:
         self._clash = 0.0
         self._connected.set()
         self._say(f"connected to {self._address}")
-        inbox = _Inbox(self._spool, self._most)
+        inbox = Inbox(self._spool, self._most)
         for frame in call:
             if frame[:1] == frames.VOID:
                 self._drop(frames.whole(frames.read_head(frame, frames.VOID), "number"), inbox)
@@ -185,7 +185,7 @@ class _Attendance:
             self._held.add(job.number)
         self._jobs.put(job)
 
-    def _drop(self, number: int, inbox: _Inbox) -> None:
+    def _drop(self, number: int, inbox: Inbox) -> None:
         """The server does not want an answer any more."""
         inbox.drop(number)
         with self._lock:
@@ -205,7 +205,7 @@ class _Attendance:
         elif self._connected.is_set():
             self._say(f"lost {self._address}: {text or 'the connection ended'}; trying again")
         else:
-            self._say(f"cannot reach or trust {self._address}: {text}; trying again")
+            self._say(f"cannot reach or trust {self._address}: {plain(fault.details() or '')}; trying again")
 
     def _judge(self, code: Any, text: str) -> None:
         """Finds out whether waiting would help."""
@@ -288,7 +288,7 @@ class _Attendance:
             return True
 
 
-class _Inbox:
+class Inbox:
     """Puts the frames of messages together."""
 
     def __init__(self, spool: Path, most: int) -> None:

@@ -125,6 +125,10 @@ class _Node:
         return self.calls <= 2 * rate
 
 
+class _CutOff(Exception):
+    """A call that ended too early, as calls do when a connection is lost."""
+
+
 def _head(number: int, parts: Parts) -> bytes:
     return frames.pack_head(frames.MESSAGE, {"number": number, "sizes": frames.sizes_of(parts)})
 
@@ -209,6 +213,8 @@ class GrpcServer:
         started.set_result(port)
         await self._closing.wait()
         await server.stop(None)
+        if rest := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(rest, timeout=2.0)
 
     def _options(self) -> tuple[tuple[str, int], ...]:
         wait = max(1, int(1_000 * self._limits.handshake))
@@ -224,9 +230,9 @@ class GrpcServer:
     # What follows is run by the event loop alone.
 
     def _odd(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """A fault within the event loop. Two loops in one process wake each other up in vain: this is no fault."""
+        """A fault within the event loop. Loops in one process wake each other up in vain, and after they ended."""
         fault = context.get("exception")
-        if not isinstance(fault, BlockingIOError):
+        if not isinstance(fault, BlockingIOError) and str(fault) != "Event loop is closed":
             text = one_line(f"{context.get('message')}: {type(fault).__name__}: {fault}")
             self._note("", text, f"a fault in the transport: {text}")
 
@@ -238,11 +244,11 @@ class GrpcServer:
 
     def _begin(self, message: _Message, seconds: float) -> None:
         node = self._nodes.get(message.node)
-        if not node or not (node.stream or node.timer):
-            self._end(message, Answer(message.node, message.number, fault="is not there"))
-            return
-        if reason := self._refusal(node.id, node.expires):  # it left for good: nobody waits for it
-            self._end(message, Answer(message.node, message.number, fault=reason))
+        fault = self._refusal(node.id, node.expires) if node and (node.stream or node.timer) else "is not there"
+        if not node or fault:
+            self._end(message, Answer(message.node, message.number, fault=fault))
+            if node and node.stream:
+                node.stream.wake.set()  # to end it
             return
         node.messages[message.number] = message
         late = Answer(message.node, message.number, fault=f"no answer within {seconds:g} s")
@@ -305,7 +311,10 @@ class GrpcServer:
     async def _read(self, context: Any) -> object:
         """The next frame that a node sends."""
         async with asyncio.timeout(self._limits.progress):
-            return await context.read()
+            frame = await context.read()
+        if frame is grpc.aio.EOF:
+            raise _CutOff
+        return frame
 
     async def _write(self, context: Any, frame: bytes) -> None:
         async with asyncio.timeout(self._limits.progress):
@@ -319,6 +328,8 @@ class GrpcServer:
                 return await call(context)
             except grpc.aio.BaseError:  # a call that was refused, or that ended meanwhile
                 raise
+            except _CutOff:
+                return await context.abort(CODES.CANCELLED, "it was cut off")
             except TimeoutError:
                 reason, status = f"no progress within {self._limits.progress:g} s", CODES.DEADLINE_EXCEEDED
             except FrameError as fault:
@@ -478,6 +489,9 @@ class GrpcServer:
         reason = "it was not asked for"
         if owner == node.id:
             reason = "it came too late" if outcome == "fault" else "it came before"
+            if outcome == "answer":  # sent a second time because our word on the first was lost
+                self._past[number] = (owner, "answered twice")
+                return frames.pack_head(frames.VOID, {"reason": ""})
         return self._unwanted(node, number, reason, f"{reason} {number}" if owner else reason)
 
     def _unwanted(self, node: _Node, number: int, reason: str, key: str = "") -> bytes:

@@ -74,9 +74,26 @@
     });
     svg.addEventListener('pointerleave', () => { tip.hidden = true; });
   }
+  for (const svg of document.querySelectorAll('svg[data-presence]')) {
+    const {rounds, size, cells} = JSON.parse(svg.dataset.presence);
+    const states = JSON.parse(svg.closest('[data-states]').dataset.states), whole = (value) => value.toLocaleString('en');
+    const told = (cell) => {
+      if (size === 1) return (states.find(([letter]) => letter === cells[cell]) || ['', 'not joined'])[1];
+      const known = states.map(([, words], index) => [cells[cell][index], words]).filter(([count]) => count);
+      return known.map(([count, words]) => count + ' ' + words).join(', ') || 'not joined';
+    };
+    svg.addEventListener('pointermove', (event) => {
+      const box = svg.getBoundingClientRect(), at = Math.floor((event.clientX - box.left) / box.width * rounds / size);
+      const cell = Math.max(0, Math.min(cells.length - 1, at)), first = cell * size + 1;
+      const last = Math.min(rounds, first + size - 1);
+      const name = first === last ? 'round ' + whole(first) : 'rounds ' + whole(first) + ' to ' + whole(last);
+      tip.replaceChildren(); make('div', name + ': ' + told(cell), tip); show(event);
+    });
+    svg.addEventListener('pointerleave', () => { tip.hidden = true; });
+  }
   document.addEventListener('pointerover', (event) => {
     const told = event.target.closest('[data-tip]');
     if (told) { tip.replaceChildren(); make('div', told.dataset.tip, tip); show(event); }
-    else if (!event.target.closest('svg[data-chart],svg[data-strip]')) tip.hidden = true;
+    else if (!event.target.closest('svg[data-chart],svg[data-strip],svg[data-presence]')) tip.hidden = true;
   });
 })();
