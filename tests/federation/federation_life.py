@@ -18,8 +18,9 @@ from small_nodes import NAMES, TIERS, Quiet, write_digits
 
 from potluck.core import ResourceError
 from potluck.engines.remote import InProcess
+from potluck.engines.remote.grpc_node import attend
 from potluck.federation import FederationSettings, provision
-from potluck.federation.joining import join
+from potluck.federation.joining import next_start
 from potluck.federation.kits import read_kit
 from potluck.federation.listening import admitted_nodes, listen
 from potluck.federation.node import Node, NodeOptions
@@ -29,6 +30,7 @@ from potluck.ledger import read_journal
 from potluck.run import read_experiment, toml
 
 DEADLINE = 240.0
+OWN = "held_nodes"
 METHODS = '''\
 import os
 import time
@@ -142,7 +144,7 @@ class Place:
         number = NAMES.index(name)
         data = self.folder / f"part-{number}.npz"
         command = ("join", "--kit", self.folder / "kits" / name, "--data", data, "--tier", TIERS[number])
-        return self.start(name, *command, "--trust", "held_nodes", "--yes", *arguments, **more)
+        return self.start(name, *command, "--trust", OWN, "--yes", *arguments, **more)
 
     def nodes(self, **more):
         return {name: self.node(name, **more) for name in NAMES}
@@ -224,7 +226,7 @@ def undisturbed(place, settings, out):
     experiment = read_experiment(settings)
     nodes = {}
     for number, name in enumerate(NAMES):
-        options = NodeOptions(place.folder / f"part-{number}.npz", None, TIERS[number], trusted=("held_nodes",))
+        options = NodeOptions(place.folder / f"part-{number}.npz", None, TIERS[number], trusted=(OWN,))
         nodes[place.id(name)] = Node(place.id(name), place.folder / out / name, options, Quiet()).respond
     try:
         names = {place.id(name): name for name in NAMES}
@@ -239,18 +241,29 @@ class Sites:
     """The nodes of a place in threads of this process, connected over gRPC with their kits."""
 
     def __init__(self, place, address=None):
-        self.place, self.stop, self.ended, self.lines = place, threading.Event(), {}, []
+        self.place, self.ended = place, {}
+        self.stops = {name: threading.Event() for name in NAMES}
         self.nodes, self._threads = {}, []
         for number, name in enumerate(NAMES):
             kit = read_kit(place.folder / "kits" / name, "node")
             kit = replace(kit, address=address or kit.address)
-            options = NodeOptions(place.folder / f"part-{number}.npz", None, TIERS[number], trusted=("held_nodes",))
+            options = NodeOptions(place.folder / f"part-{number}.npz", None, TIERS[number], trusted=(OWN,))
             self.nodes[name] = Node(kit.node_id, place.folder / "kits" / name / "state", options, Quiet())
             self._threads.append(threading.Thread(target=self._run, args=(name, kit), daemon=True))
 
     def _run(self, name, kit):
+        node, stop = self.nodes[name], self.stops[name]
+
+        def respond(parts):
+            answer = node.respond(parts)
+            if node.ended:
+                stop.set()
+            return answer
+
         try:
-            self.ended[name] = join(kit, self.nodes[name], lambda line: self.lines.append((name, line)), self.stop)
+            start = (kit.address, kit.ca, kit.cert, kit.key, *next_start(node.folder))
+            attend(*start, respond, lambda line: None, stop, self.place.folder)
+            self.ended[name] = node.ended
         except ResourceError as fault:
             self.ended[name] = str(fault)
 
@@ -260,7 +273,8 @@ class Sites:
         return self
 
     def __exit__(self, *_):
-        self.stop.set()
+        for stop in self.stops.values():
+            stop.set()
         for thread in self._threads:
             thread.join(DEADLINE)
 

@@ -257,6 +257,7 @@ def test_a_node_answers_a_hostile_server_with_a_reason_and_lives_on(agreed, case
     answer = told(node.respond(message(made)))
     assert answer["kind"] == kind
     assert reason in answer.get("reason", "")
+    assert answer.get("tier", "small") == "small"  # an offer is taken only if it is of a smaller tier
     assert kind_of(node.respond(task_for(made))) == "result"
 
 
@@ -300,11 +301,11 @@ CHARTERS = {
     ),
     "a method that there is not": (
         lambda plain: plain | {"method": {"class": "nothing.here:Method", "settings": {}}},
-        "the server names the module 'nothing.here'",
+        "the server names the module 'nothing.here', which is not Potluck's",
     ),
     "a function as a method": (
         lambda plain: plain | {"method": {"class": "os:system", "settings": {}}},
-        "the server names the module 'os'",
+        "the server names the module 'os', which is not Potluck's",
     ),
     "another class as a method": (
         lambda plain: plain | {"method": {"class": "potluck.core.round:Cost", "settings": {}}},

@@ -21,7 +21,7 @@ SMALL = Limits(bytes=1 << 20, nodes=10_000)
 AGAIN = 10.0
 """Seconds after which a node that could not answer is asked again."""
 MOST_NOTES = 10
-"""Lines about what one node says of itself."""
+"""Lines about one node that does not take part, which may come back as often as it likes."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,10 @@ class Host:
     _compared: dict[str, Any] = field(default_factory=dict)
     """The versions that the operator was told of, by node."""
     _declined: dict[str, str] = field(default_factory=dict)
+    _noted: dict[str, int] = field(default_factory=dict)
+    """How often each node declined."""
     _again: dict[str, float] = field(default_factory=dict)
     """When to send the charter again to nodes that could not answer."""
-    _noted: dict[str, int] = field(default_factory=dict)
-    """How often something was noted of each node."""
     _began: bool = False
     _shown: object = None
     _waiting: str = ""
@@ -94,8 +94,8 @@ class Host:
             self._agreed.pop(id, None)
         for id, found in present.items():
             if self._greeted.get(id) != found.since or self._again.get(id, inf) <= self.clock():
-                self._again.pop(id, None)
                 self._greeted[id] = found.since
+                self._again.pop(id, None)
                 self._declined.pop(id, None)
                 self._agreed.pop(id, None)
                 self.remote.forget(id)
@@ -216,18 +216,14 @@ class Host:
     def _decline(self, id: str, reason: str) -> None:
         self._declined[id] = one_line(reason)
         self._agreed.pop(id, None)
-        self._note(id, f"{self.expected().get(id) or id[:8]} does not take part: {one_line(reason)}")
+        self._noted[id] = self._noted.get(id, 0) + 1
+        if self._noted[id] <= MOST_NOTES:
+            last = "; no more is said of this" if self._noted[id] == MOST_NOTES else ""
+            self.notes.append(f"{self.expected().get(id) or id[:8]} does not take part: {one_line(reason)}{last}")
 
     def _ask_again(self, id: str) -> None:
         """Sends the charter again in a while: something stood in the way of an answer."""
         self._again[id] = self.clock() + AGAIN
-
-    def _note(self, id: str, line: str) -> None:
-        """Tells the operator; of one node a few times at most, for it may come back as often as it likes."""
-        self._noted[id] = self._noted.get(id, 0) + 1
-        if self._noted[id] <= MOST_NOTES:
-            last = "; no more is said of this" if self._noted[id] == MOST_NOTES else ""
-            self.notes.append(line + last)
 
     def _wait_at_start(self) -> None:
         """Waits for the nodes of the roster if a run goes on; else for as many as the settings say, for any time."""

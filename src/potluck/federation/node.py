@@ -190,7 +190,7 @@ class Node:
             return self._refusal("declined", f"{type(fault).__name__} at the node")
 
     def _refusal(self, kind: str, reason: str, **more: bool) -> Leaving:
-        """An answer that says why there is none. With `later`, the server may ask again."""
+        """An answer that says why there is none; with `later`, the server may ask again."""
         said = self._public(reason)
         return Leaving(kind, pack_plain(kind, reason=said, **more), {"reason": said})
 
@@ -260,12 +260,16 @@ class Node:
             self._models.prune()
             return Leaving("missing", pack_plain("missing", marks=missing))
         models: dict[str, Model] = {key: self._models.model(str(mark), self._limits) for key, mark in marks.items()}
-        for key, model in models.items():  # a network without numbers is small on its way, and may be any size here
-            size = now.setup.context.zoo.cost(model.spec, 1).parameter_bytes if isinstance(model, Newborn) else 0
-            if size > self._limits.bytes:
-                raise MessageError(f"model '{key[:40]}' is larger than the charter allows")
+        for key, model in models.items():
+            self._refuse_vast(now, key, model)
         task = replace(task, models=models, arrays=self._models.arrays(arrays, self._limits) if arrays else EMPTY)
         return self._run(now, task, told)
+
+    def _refuse_vast(self, now: Agreement, key: str, model: Model) -> None:
+        """A network without numbers is small on its way, and may be of any size here."""
+        zoo = now.setup.context.zoo
+        if isinstance(model, Newborn) and zoo.cost(model.spec, 1).parameter_bytes > self._limits.bytes:
+            raise MessageError(f"model '{key[:40]}' is larger than the charter allows")
 
     def _run(self, now: Agreement, task: Task, told: Mapping[str, Any]) -> Leaving:
         receipt, attempt, oldest = told.get("memory") or {}, told.get("attempt"), told.get("oldest")

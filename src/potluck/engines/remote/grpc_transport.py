@@ -250,9 +250,6 @@ class GrpcServer:
             if node and node.stream:
                 node.stream.wake.set()  # to end it
             return
-        if reason := self._refusal(node.id, node.expires):  # it left for good: nobody waits for it
-            self._end(message, Answer(message.node, message.number, fault=reason))
-            return
         node.messages[message.number] = message
         late = Answer(message.node, message.number, fault=f"no answer within {seconds:g} s")
         message.timer = self._loop.call_later(seconds, self._end, message, late)
