@@ -208,10 +208,11 @@ class Host:
         theirs = {what: word(told, what)[:20] for what in versions()} if isinstance(told, Mapping) else {}
         if theirs and self._compared.get(id) != theirs:
             self._compared[id] = theirs
-            for what, version in versions().items():
-                if theirs[what] != version:
-                    note = f"{name} has {what} {theirs[what]}, the server {version}"
-                    self._note(id, one_line(f"{note}: the last bits of results may differ"))
+            self.notes += [
+                f"{name} has {what} {theirs[what]}, the server {version}: the last bits of results may differ"
+                for what, version in versions().items()
+                if theirs[what] != version
+            ]
 
     def _decline(self, id: str, reason: str) -> None:
         self._declined[id] = one_line(reason)
