@@ -39,6 +39,7 @@ name = "fedavg"
 [local]
 epochs = {epochs}
 batch = 32
+lr = 0.01
 [data]
 name = "npz"
 [score]

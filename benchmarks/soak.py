@@ -34,6 +34,7 @@ name = "{method}"
 [local]
 epochs = 1
 batch = 32
+lr = 0.002
 [data]
 name = "npz"
 [score]

@@ -139,7 +139,7 @@ def node(kit: Path, data: Path, epochs: int) -> None:
 
 def train(net: nn.Module, x: torch.Tensor, y: torch.Tensor, epochs: int) -> dict[str, torch.Tensor]:
     net.train()
-    rule = torch.optim.SGD(net.parameters(), lr=0.05)
+    rule = torch.optim.SGD(net.parameters(), lr=0.01)
     for _ in range(epochs):
         for rows in torch.randperm(len(x)).split(32):
             rule.zero_grad()
