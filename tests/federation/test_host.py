@@ -170,12 +170,16 @@ def test_a_node_that_connects_again_is_asked_again_and_an_answer_of_before_count
     assert not transport._waiting
 
 
-def test_a_node_that_gives_no_answer_to_the_charter_is_asked_again(made):
+def test_a_node_that_gives_no_answer_to_the_charter_is_asked_again_in_a_while(made):
     host, transport = made
     transport.come("a", agreeing(host))
     transport.mute.add("a")
     host.remote.look(0)
     transport.mute.clear()
+    host.remote.look(0)
+    host.remote.look(0)
+    assert host.there() == frozenset()  # one that never answers is not asked at every look
+    host.clock.now += 10
     host.remote.look(0)
     host.remote.look(0)
     assert host.there() == {"a"}

@@ -152,7 +152,8 @@ def test_if_the_audit_log_cannot_be_written_nothing_leaves(tmp_path):
     node, charter = one_node(tmp_path), charter_of()
     node.audit.path.mkdir()
     answer = told(node.respond(offered(charter)))
-    assert answer == {"kind": "declined", "reason": "its audit log cannot be written: the disk may be full"}
+    reason = "its audit log cannot be written: the disk may be full"
+    assert answer == {"kind": "declined", "reason": reason, "later": True}
     assert "so nothing is sent" in node.watch.said[-1]
 
 
