@@ -170,7 +170,7 @@ def test_a_node_that_connects_again_is_asked_again_and_an_answer_of_before_count
     assert not transport._waiting
 
 
-def test_a_node_that_gives_no_answer_to_the_charter_is_asked_again(made):
+def test_a_node_that_gives_no_answer_to_the_charter_is_asked_again_in_a_while(made):
     host, transport = made
     transport.come("a", agreeing(host))
     transport.mute.add("a")
@@ -180,6 +180,10 @@ def test_a_node_that_gives_no_answer_to_the_charter_is_asked_again(made):
     assert host.there() == set()  # not at once: it may be gone
     now = host.clock()
     host.clock = lambda: now + 60
+    host.remote.look(0)
+    host.remote.look(0)
+    assert host.there() == frozenset()  # one that never answers is not asked at every look
+    host.clock.now += 10
     host.remote.look(0)
     host.remote.look(0)
     assert host.there() == {"a"}
