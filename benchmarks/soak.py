@@ -38,7 +38,7 @@ lr = 0.002
 [data]
 name = "npz"
 [score]
-every = 10
+every = {every}
 clients = {nodes}
 [nodes]
 shape = [1, 28, 28]
@@ -74,7 +74,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="potluck-soak-") as made, ExitStack() as stack:
         folder = Path(made)
         files = make(folder, told.nodes)
-        text = EXPERIMENT.format(rounds=told.rounds, nodes=told.nodes, method=told.method)
+        text = EXPERIMENT.format(
+            rounds=told.rounds, nodes=told.nodes, method=told.method, every=max(1, told.rounds // 10)
+        )
         (folder / "exp.toml").write_text(text)
         ours = [sys.executable, "-m", "potluck"]
         run = folder / "run"

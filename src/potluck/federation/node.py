@@ -39,7 +39,7 @@ from potluck.ledger import LedgerError
 from potluck.run.assemble import Setup
 from potluck.run.world import own_code
 
-ROOM = 1 << 30
+ROOM = 128 << 20
 """Bytes of models that a node keeps, so that they need not be sent again."""
 NO_LOG = "its audit log cannot be written: the disk may be full"
 _PATH = re.compile(r"(?<![\w.])(?:/|[A-Za-z]:\\)[^\s:;,'\"]+")

@@ -39,7 +39,7 @@ from potluck.engines.remote.updates import Updates, model_bytes, pack_model, rea
 CPU = torch.device("cpu")
 MOST = 2.0**53
 """The most that a count or a number of seconds may be."""
-MOST_HELD = 256
+MOST_HELD = 16
 """Models that a node keeps, at most: every answer names them."""
 RECEIPT = {"sha256": str, "bytes": int, "tier": str}
 """What the server keeps of a node's memory."""
