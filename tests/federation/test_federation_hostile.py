@@ -165,14 +165,16 @@ def test_a_node_that_declines_again_and_again_does_not_fill_the_ledger(tmp_path)
         return pack_plain("declined", reason=f"reason {len(count)}")
 
     def present(found=made.present):
-        """It comes back at every look."""
-        return {id: replace(one, since=float(len(count)) if id == hostile else 0.0) for id, one in found().items()}
+        """It comes back at every look, thirty times."""
+        return {
+            id: replace(one, since=float(min(len(count), 30)) if id == hostile else 0.0) for id, one in found().items()
+        }
 
     made.nodes[hostile], made.present = respond, present
     watch = Heard()
-    run_in_process(settings(rounds=3, nodes=WITHOUT_ONE, score={"every": 9}), nodes, tmp_path / "run", made, watch)
-    assert len(count) > 10
-    assert len([line for line in watch.warnings if "clinic-c" in line]) <= 10
+    run_in_process(settings(rounds=12, nodes=WITHOUT_ONE, score={"every": 9}), nodes, tmp_path / "run", made, watch)
+    assert len(count) > 30
+    assert len([line for line in watch.warnings if "clinic-c" in line]) == 10
 
 
 # A hostile server.

@@ -424,7 +424,7 @@ def test_a_node_killed_within_a_round_is_done_without_or_does_its_task_once_it_i
 
 
 @pytest.mark.slow
-def test_keys_that_are_not_welcome_end_join_with_6_and_one_line_and_the_server_notes_them(place):
+def test_keys_that_are_not_welcome_end_join_with_one_line_and_the_server_notes_them(place):
     told = place.settings(rounds=2)
     kits = place.folder / "kits"
     place.hold("1")
@@ -448,11 +448,8 @@ def test_keys_that_are_not_welcome_end_join_with_6_and_one_line_and_the_server_n
             name: place.start(name, "join", "--kit", kits / name, "--data", data, "--yes")
             for name in ("clone", "expired", "stranger")
         }
-        assert {name: process.wait(DEADLINE) for name, process in found.items() if name != "expired"} == {
-            "clone": 6,
-            "stranger": 6,
-        }
-        assert found["expired"].wait(DEADLINE) in (3, 6)
+        codes = {name: process.wait(DEADLINE) for name, process in found.items()}
+        assert codes == {"clone": 6, "stranger": 6, "expired": 3}  # an expired kit is an input file that is of no use
         lasts = {name: place.said(name).strip().splitlines()[-1] for name in found}
         assert "its key is in use at another place. Each place needs a kit of its own." in lasts["clone"]
         assert "refuses this node: not admitted" in lasts["stranger"]
