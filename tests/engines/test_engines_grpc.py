@@ -411,13 +411,8 @@ def test_a_folder_that_was_set_back_is_let_in_once_the_first_is_given_up(tmp_pat
             def entered():
                 try:
                     return back.enter(counter=2)
-<<<<<<< HEAD
-                except grpc.RpcError as fault:
-                    return None if "in use at another place" in fault.details() else fault
-=======
                 except grpc.RpcError:  # its first connection may still come back
                     return None
->>>>>>> kills
 
             call = until(entered)
             assert list(server.present()) == [back.id]
