@@ -1,6 +1,7 @@
 """Whole federations of nodes in this process."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 from small_nodes import NAMES, TIERS, Heard, identity, make_nodes, run_in_process, settings
@@ -97,3 +98,12 @@ def test_a_federation_learns(tmp_path):
     assert read_run(tmp_path / "run").manifest["clients"] == 3
     assert watch.warnings == []
     assert [node.state for node in watch.seen[-1][0]] == ["here"] * 3
+
+
+def test_a_method_sees_how_many_nodes_each_tier_has_now():
+    made = prepare(settings("scaffold", tier=SAME), "test")
+    for number, tier in enumerate(("small", "small", "large")):
+        made.roster.add(Member(f"{number}", f"site-{number}", tier, 10, active=number < 2))
+    seen = made.setup.view(0, SimpleNamespace(send=None, fold=None))
+    assert {tier.name: tier.share for tier in seen.zoo.tiers} == {"small": 2.0, "medium": 0.0, "large": 0.0}
+    assert seen.population == 2

@@ -112,6 +112,11 @@ class Roster:
         picked = numpy_stream(self._seed, "scored", round).choice(len(found), count, replace=False)
         return [found[index] for index in sorted(picked.tolist())]
 
+    def shares(self) -> Mapping[str, float]:
+        """How many nodes of each tier can take part."""
+        active = [member.tier for member in self.members.values() if member.active]
+        return {tier.name: float(active.count(tier.name)) for tier in self.tiers} if active else {}
+
     def begin(self, round: int, quorum: int) -> None:
         self.news(round, quorum)
 

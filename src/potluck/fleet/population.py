@@ -67,6 +67,9 @@ class Clients(Protocol):
     def counts(self) -> dict[str, int]: ...
     def scored(self, count: int, round: int) -> list[Client]: ...
 
+    def shares(self) -> Mapping[str, float]:
+        """The share of clients in each tier, by its name, if it is another than the settings say; else empty."""
+
     def begin(self, round: int, quorum: int) -> None:
         """Called before every attempt at a round: takes in who came and who left."""
 
@@ -159,6 +162,9 @@ class Population:
         picked = numpy_stream(self._seed, "scored").choice(self.clients, size, replace=False, shuffle=False)
         clients = (self.client(int(index), round) for index in sorted(picked))
         return [client for client in clients if not client.tier.absent]
+
+    def shares(self) -> Mapping[str, float]:
+        return {}
 
     def begin(self, round: int, quorum: int) -> None:
         """Nobody comes or goes in a simulation."""

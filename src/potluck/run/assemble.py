@@ -93,9 +93,16 @@ class Setup:
 
         cohort, context, population = self.cohort(index), self.context, self.population
         return Round(
-            *(index, cohort, population.present, context.zoo, context.seed, session.send, session.fold, recruit),
+            *(index, cohort, population.present, self._zoo(), context.seed, session.send, session.fold, recruit),
             everyone=partial(population.everyone, index),
         )
+
+    def _zoo(self) -> Zoo:
+        """The networks, with the shares that tiers have now: real nodes do not keep to the settings."""
+        zoo, shares = self.context.zoo, self.population.shares()
+        if not shares or not isinstance(zoo, ModelZoo):
+            return zoo
+        return replace(zoo, tiers=[replace(tier, share=shares[tier.name]) for tier in zoo.tiers])
 
     def asked(self, index: int, session: RoundSession) -> list[Client]:
         """The clients that got tasks in this session of this round: not only the cohort, if the method chooses."""
