@@ -177,10 +177,6 @@ def test_a_node_that_gives_no_answer_to_the_charter_is_asked_again_in_a_while(ma
     host.remote.look(0)
     transport.mute.clear()
     host.remote.look(0)
-    assert host.there() == set()  # not at once: it may be gone
-    now = host.clock()
-    host.clock = lambda: now + 60
-    host.remote.look(0)
     host.remote.look(0)
     assert host.there() == frozenset()  # one that never answers is not asked at every look
     host.clock.now += 10
@@ -269,6 +265,18 @@ def test_with_one_allowed_miss_only_a_node_that_missed_is_offered_a_smaller_tier
     for _ in range(3):
         host.gather(0, 1)
     assert offers(transport) == []
+
+
+def test_a_run_that_goes_on_waits_for_no_node_that_was_revoked_or_declines(made):
+    host, transport = made
+    host.settings = settings(nodes={"patience": 1000, "wait_for": 1}).nodes
+    for id in ("a", "b", "revoked"):
+        host.roster.add(Member(id, id, "large", 60))
+    transport.come("a", agreeing(host))
+    transport.come("b", lambda parts: pack_plain("declined", reason="no"))
+    host.gather(1, 1)
+    assert host.clock.now < 100
+    assert host.there() == {"a"}
 
 
 def test_a_run_that_goes_on_waits_for_the_nodes_of_its_roster_as_long_as_patience_says(made):

@@ -229,8 +229,11 @@ class Host:
     def _wait_at_start(self) -> None:
         """Waits for the nodes of the roster if a run goes on; else for as many as the settings say, for any time."""
         if self.roster.members:
-            back = {id for id, member in self.roster.members.items() if member.active}
-            self._wait(lambda: back <= self.there(), self.settings.patience, "the nodes to come back")
+            admitted = self.expected()
+            back = {id for id, member in self.roster.members.items() if member.active and id in admitted}
+            self._wait(
+                lambda: back - self._declined.keys() <= self.there(), self.settings.patience, "the nodes to come back"
+            )
             return
         wanted = self.settings.wait_for
         self._wait(lambda: len(self.there()) >= (wanted or max(1, len(self.expected()))), float("inf"), "nodes to join")
