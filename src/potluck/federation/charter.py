@@ -38,8 +38,8 @@ from potluck.methods import METHODS
 from potluck.models import ModelZoo, check
 from potluck.run import config, privacy
 from potluck.run.assemble import (
-    ServerData,
     Setup,
+    Splits,
     hardware,
     learning_problem,
     networks,
@@ -266,7 +266,7 @@ class OwnDatasets:
 
 def server_data(test: Examples | None, public: Examples, classes: int) -> OwnDatasets:
     """What the server has: perhaps test rows, perhaps public rows."""
-    return OwnDatasets(SERVER, ServerData(public, NOTHING, test or NOTHING, tuple(range(classes))), public)
+    return OwnDatasets(SERVER, Splits(public, NOTHING, test or NOTHING, tuple(range(classes))), public)
 
 
 def make_setup(experiment: Experiment, method: Any, datasets: OwnDatasets, roster: Roster) -> Setup:

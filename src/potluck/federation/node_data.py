@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
@@ -12,20 +12,11 @@ import torch
 from potluck.core import NOTHING, Examples, InputError
 from potluck.data import Data, Federation, Source, load
 from potluck.federation.charter import Charter, CharterError, OwnDatasets, describe_source
+from potluck.run.assemble import Splits
 from potluck.run.settings import Experiment, Nodes
 
 PIECE = 8192
 """Rows that are read at once."""
-
-
-@dataclass(frozen=True, eq=False)
-class NodeData:
-    """The splits of a node's data."""
-
-    train: Examples
-    validation: Examples
-    test: Examples
-    labels: tuple[int, ...]
 
 
 def read_source(path: Path, data: Data) -> Source:
@@ -44,7 +35,7 @@ def read_node_data(id: str, path: Path, public: Path | None, charter: Charter) -
     return OwnDatasets(id, split(source, experiment), read_public(public, charter))
 
 
-def split(source: Source, experiment: Experiment) -> NodeData:
+def split(source: Source, experiment: Experiment) -> Splits:
     """Splits a node's rows: data.test and data.validation are the shares that are held out of training."""
     alone = replace(experiment.data, clients=1, partition="iid", samples=None, public=0, held_out="rows", groups=0)
     rows = Federation(source, replace(alone, public_from=type(alone.public_from)()), experiment.seed)
@@ -56,7 +47,7 @@ def split(source: Source, experiment: Experiment) -> NodeData:
         raise CharterError(
             f"{source.name}: {len(own.train)} rows to train on; the charter allows {experiment.nodes.most_samples}."
         )
-    return NodeData(own.train, held[0], held[1], own.labels)
+    return Splits(own.train, held[0], held[1], own.labels)
 
 
 def read_public(path: Path | None, charter: Charter) -> Examples:

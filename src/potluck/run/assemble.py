@@ -39,8 +39,8 @@ from potluck.run.settings import Experiment, TierSettings
 
 
 @dataclass(frozen=True, eq=False)
-class ServerData:
-    """The server's data: the public data set for training, and its validation and test splits."""
+class Splits:
+    """The data of one side, in three splits. The server's training rows are the public ones."""
 
     train: Examples
     validation: Examples
@@ -55,7 +55,7 @@ class FederationDatasets:
         self.public = federation.public
         self._federation, self._population = federation, population
         everything = tuple(range(federation.classes))
-        self._server_data = ServerData(federation.public, federation.validation, federation.test, everything)
+        self._server_data = Splits(federation.public, federation.validation, federation.test, everything)
 
     def shard(self, client: str) -> ClientData:
         return self._server_data if client == SERVER else self._federation.shard(self._population.index(client))
