@@ -31,12 +31,14 @@ from grpc_life import (
     words,
 )
 from pki import identity
+from tiny_runs import tiny
 
 from potluck.core import ResourceError
 from potluck.engines.remote import frames
 from potluck.engines.remote.grpc_library import check_pems, grpc
 from potluck.engines.remote.grpc_node import Inbox, Patience
 from potluck.engines.remote.grpc_transport import GrpcLimits
+from potluck.run import run
 
 FRAME, LARGE = frames.FRAME, frames.IN_MEMORY + 3
 
@@ -59,6 +61,13 @@ def test_parts_of_any_size_come_back_as_they_were_and_read_only(tmp_path, sizes)
     assert [part.tolist() for part in answer.parts] == [part.tolist() for part in parts]
     assert not any(part.flags.writeable for part in answer.parts if part.nbytes)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pool_works_in_a_process_that_serves_nodes(tmp_path):
+    with serving(tmp_path) as server, Site(tmp_path, server.port):
+        until(server.present)
+        found = run(tiny(rounds=1, run={"engine": "pool", "workers": 2}), tmp_path / "run")
+    assert found.rounds == 1
 
 
 def test_sixty_megabytes_there_and_back_need_no_memory_for_the_whole(tmp_path):

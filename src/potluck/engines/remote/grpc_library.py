@@ -10,7 +10,10 @@ from datetime import UTC, datetime
 from potluck.core import ResourceError, one_line
 from potluck.engines.remote import frames
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read when imported; else it writes lines of its own to stderr
+# Both are read when it is imported. It would write lines of its own to stderr; and in a process that was forked, as the
+# pool's are, it would start its threads again, and abort when their files are closed.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 MISSING = "a federation over gRPC needs packages that are not installed: pip install 'potluck[deploy]'"
 try:
     import grpc
