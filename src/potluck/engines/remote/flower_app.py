@@ -15,6 +15,7 @@ import base64
 import hashlib
 import json
 import os
+import shutil
 import socket
 import ssl
 import sys
@@ -233,15 +234,18 @@ def run_supernode(settings: dict[str, Any]) -> None:
     )
 
 
-def end_with_parent() -> None:
-    """Ends this process when its standard input closes."""
+def end_with_parent(folder: str) -> None:
+    """Ends this process when its standard input closes, and removes the folder that its parent left behind, if any."""
     while os.read(0, 1):
         pass
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 
 if __name__ == "__main__":
     os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
     os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    {"superlink": run_superlink, "supernode": run_supernode}[sys.argv[1]](json.loads(sys.argv[2]))
+    told = json.loads(sys.argv[2])
+    threading.Thread(target=end_with_parent, args=(told.get("folder", ""),), daemon=True).start()
+    {"superlink": run_superlink, "supernode": run_supernode}[sys.argv[1]](told)
