@@ -92,25 +92,6 @@ def test_a_node_killed_within_a_round_does_its_task_once_it_is_back(place):
 
 
 @pytest.mark.slow
-def test_a_node_killed_within_a_round_is_done_without_and_is_used_again(place):
-    told = place.settings(rounds=4, nodes={"grace": 1})
-    place.hold("clinic-b-2")
-    place.hold("3")
-    server, nodes = place.server(told), place.nodes()
-    place.asked("clinic-b", 2)
-    kill(nodes["clinic-b"])
-    place.asked("clinic-a", 3)  # the round went on without it
-    again = place.node("clinic-b")
-    until(lambda: place.said("server").count("clinic-b is here") == 2)
-    place.release("3")
-    place.result(server)
-    assert again.wait(DEADLINE) == 0
-    found = place.outcomes(place.id("clinic-b"))
-    assert found[2] == ("absent", "failed: the node left and did not come back")
-    assert [found[round][0] for round in (1, 3, 4)] == ["accepted", "absent", "accepted"]
-
-
-@pytest.mark.slow
 def test_a_server_killed_three_times_ends_with_the_very_weights_of_one_that_was_not(place):
     told = place.settings("scaffold", rounds=6, score={"every": 3})
     wanted = undisturbed(place, told, "whole-server")

@@ -303,6 +303,8 @@ class FlowerServer:
             run, token = self._take_run(control, executor)
             client = opened.enter_context(self._clients(RuntimeHttpClient, "flwr-serverapp", token))
             client.PullTaskInput(PullTaskInputRequest())
+            if self._program is not None:
+                self._program.open()
             opened.pop_all()
             executor.close()
             return Run(run, client, control)
