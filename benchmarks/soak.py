@@ -2,8 +2,8 @@
 
     python benchmarks/soak.py [--nodes 30] [--rounds 100] [--transport grpc]
 
-Each node is a process. A line every ten rounds: megabytes (proportional set size), file handles and threads of the
-server and of the largest node, bytes of the run folder and of the largest node's folder.
+Each node is a process. Ten lines: megabytes (proportional set size), file handles and threads of the server and of the
+largest node, each with the processes that it started, bytes of the run folder and of the largest node's folder.
 """
 
 from __future__ import annotations
@@ -48,14 +48,17 @@ grace = 120
 
 
 def taken(pid: int) -> tuple[float, int, int]:
-    """Megabytes, file handles and threads of a process and of its children."""
+    """Megabytes, file handles and threads of a process and of all that it started: over Flower, also its SuperLink."""
     folder = Path("/proc") / str(pid)
     try:
         lines = (folder / "smaps_rollup").read_text().splitlines()
         size = next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
-        return size, len(list((folder / "fd").iterdir())), len(list((folder / "task").iterdir()))
+        handles, threads = len(list((folder / "fd").iterdir())), list((folder / "task").iterdir())
+        children = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
     except OSError:
         return 0.0, 0, 0
+    all_of = [(size, handles, len(threads)), *map(taken, children)]
+    return sum(each[0] for each in all_of), sum(each[1] for each in all_of), sum(each[2] for each in all_of)
 
 
 def bytes_in(folder: Path) -> int:

@@ -21,7 +21,7 @@ from potluck.engines.remote import InProcess
 from potluck.engines.remote.grpc_node import attend
 from potluck.federation import FederationSettings, provision
 from potluck.federation.joining import next_start
-from potluck.federation.kits import read_kit
+from potluck.federation.kits import AUTHORITY, KEY, read_kit
 from potluck.federation.listening import admitted_nodes, listen
 from potluck.federation.node import Node, NodeOptions
 from potluck.federation.rehearsal import HOST, free_port
@@ -116,6 +116,7 @@ class Place:
 
     folder: Path
     port: int
+    transport: str = "grpc"
     started: list = field(default_factory=list)
 
     def settings(self, method="heterofl", name="life.toml", **changes):
@@ -138,13 +139,13 @@ class Place:
 
     def server(self, settings, out="run", **more):
         command = ("server", settings, "--kit", self.folder / "kits" / "server", "--out", self.folder / out)
-        return self.start("server", *command, "--format", "json", **more)
+        return self.start("server", *command, "--transport", self.transport, "--format", "json", **more)
 
     def node(self, name, *arguments, **more):
         number = NAMES.index(name)
         data = self.folder / f"part-{number}.npz"
         command = ("join", "--kit", self.folder / "kits" / name, "--data", data, "--tier", TIERS[number])
-        return self.start(name, *command, "--trust", OWN, "--yes", *arguments, **more)
+        return self.start(name, *command, "--transport", self.transport, "--trust", OWN, "--yes", *arguments, **more)
 
     def nodes(self, **more):
         return {name: self.node(name, **more) for name in NAMES}
@@ -210,14 +211,14 @@ class Place:
         self.started.clear()
 
 
-def make_place(folder, host=HOST, **more):
+def make_place(folder, host=HOST, transport="grpc", **more):
     """Kits, data and methods of a federation of three clinics."""
     folder.mkdir(parents=True, exist_ok=True)
     write_digits(folder)
     (folder / "held_nodes.py").write_text(METHODS)
     port = free_port()
     provision(FederationSettings("life", f"{host}:{port}", NAMES, **more), folder / "kits")
-    return Place(folder, port)
+    return Place(folder, port, transport)
 
 
 def undisturbed(place, settings, out):
@@ -237,11 +238,21 @@ def undisturbed(place, settings, out):
         torch.set_num_threads(threads)
 
 
-class Sites:
-    """The nodes of a place in threads of this process, connected over gRPC with their kits."""
+def same(result, wanted):
+    """Whether a run ended with the very weights and scores of the one that nothing disturbed."""
+    assert result["weights_sha256"] == wanted.weights_sha256
+    assert result["scores"] == wanted.plain()["scores"]
+    return True
 
-    def __init__(self, place, address=None):
-        self.place, self.ended = place, {}
+
+class Sites:
+    """The nodes of a place in threads of this process, connected with their kits.
+
+    `hostile` has by name what a node answers in place of its honest answer, from that and what it was asked.
+    """
+
+    def __init__(self, place, address=None, hostile=None):
+        self.place, self.ended, self.hostile = place, {}, hostile or {}
         self.stops = {name: threading.Event() for name in NAMES}
         self.nodes, self._threads = {}, []
         for number, name in enumerate(NAMES):
@@ -258,11 +269,16 @@ class Sites:
             answer = node.respond(parts)
             if node.ended:
                 stop.set()
-            return answer
+            return self.hostile[name](parts, answer) if name in self.hostile else answer
 
         try:
-            start = (kit.address, kit.ca, kit.cert, kit.key, *next_start(node.folder))
-            attend(*start, respond, lambda line: None, stop, self.place.folder)
+            if self.place.transport == "flower":
+                from potluck.engines.remote.flower_executor import attend_flower
+
+                attend_flower(kit.address, kit.folder / AUTHORITY, kit.folder / KEY, respond, stop)
+            else:
+                start = (kit.address, kit.ca, kit.cert, kit.key, *next_start(node.folder))
+                attend(*start, respond, lambda line: None, stop, self.place.folder)
             self.ended[name] = node.ended
         except ResourceError as fault:
             self.ended[name] = str(fault)
@@ -280,11 +296,12 @@ class Sites:
 
 
 def serve_here(place, settings, out="run", watch=None):
-    """A server over gRPC in this process."""
+    """A server in this process."""
     kit = read_kit(place.folder / "kits" / "server", "server")
     federation, admitted = prepare(read_experiment(settings), kit.federation), admitted_nodes(kit)
     grace, most = federation.setup.experiment.nodes.grace, federation.charter.limits.bytes
-    return serve(federation, listen(kit, admitted, grace, most), admitted.names, place.folder / out, watch)
+    start = listen(kit, admitted, grace, most, transport=place.transport)
+    return serve(federation, start, admitted.names, place.folder / out, watch)
 
 
 class Recorder:

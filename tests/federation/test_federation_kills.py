@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from cryptography import x509
 from cryptography.x509 import verification
-from federation_life import DEADLINE, Recorder, Sites, kill, make_place, serve_here, undisturbed, until
+from federation_life import DEADLINE, Recorder, Sites, kill, make_place, same, serve_here, undisturbed, until
 from hostile_nodes import told
 from small_nodes import NAMES, Heard, identity, make_nodes, run_in_process, settings
 from test_federation_hostile import WITHOUT_ONE, tasks
@@ -47,13 +47,6 @@ def place(kits, monkeypatch):
     yield kits
     kits.end()
     shutil.rmtree(kits.folder / "run", ignore_errors=True)
-
-
-def same(result, wanted):
-    """Whether a run ended with the very weights and scores of the one that nothing disturbed."""
-    assert result["weights_sha256"] == wanted.weights_sha256
-    assert result["scores"] == wanted.plain()["scores"]
-    return True
 
 
 # Nodes in this process: cheap.

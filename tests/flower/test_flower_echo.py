@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs the extra flower: make flower")
 
 import numpy as np
-from flower_house import House, NodeProcess, descendants, make_key, until
+from flower_house import House, NodeProcess, descendants, free_port, make_key, until
 
 from potluck.engines.remote import flower_objects, flower_transport
 from potluck.engines.remote.flower_objects import Program
@@ -307,6 +307,23 @@ def test_a_second_node_with_the_same_key_is_refused_while_the_first_is_there(thr
         assert three.server.present()[three.id("a")].since == since
     finally:
         clone.end()
+
+
+def test_nodes_that_wait_for_the_server_are_not_refused_when_it_starts(tmp_path):
+    house = House(tmp_path)
+    keys = [house.node(name) for name in NAMES]
+    address = f"127.0.0.1:{free_port()}"
+    nodes = [NodeProcess(house, name, address) for name in NAMES]
+    until(lambda: all(descendants(node.process.pid, "supernode") for node in nodes))
+    server = FlowerServer(lambda: keys, house.cert, house.key, house.ca, address)
+    try:
+        until(lambda: len(server.present()) == 3)
+        assert server.notes == []
+        assert not any(node.said("is started again") for node in nodes)
+    finally:
+        for node in nodes:
+            node.end()
+        server.close()
 
 
 def test_the_programs_of_flower_end_with_the_process_that_started_them(tmp_path):

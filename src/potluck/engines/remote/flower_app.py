@@ -15,6 +15,7 @@ import base64
 import hashlib
 import json
 import os
+import shutil
 import socket
 import ssl
 import sys
@@ -42,6 +43,9 @@ TRICKLE = 30.0
 """Seconds in which the next piece of a request must come."""
 CONNECTIONS = 2000
 """So many connections at once; more are answered with 503."""
+
+OPEN = threading.Event()
+"""Set once the parent has registered the nodes' keys, and nodes may come."""
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -151,8 +155,14 @@ def run_superlink(settings: dict[str, Any]) -> None:
     )
     listener = socket.socket(fileno=settings["socket"])
 
+    async def serve_nodes() -> None:
+        while not OPEN.is_set() and not inner.should_exit:  # who connects meanwhile waits, and is not refused
+            await asyncio.sleep(0.02)
+        if OPEN.is_set():
+            await outer.serve(sockets=[listener])
+
     async def serve() -> None:
-        await asyncio.gather(inner.serve(), outer.serve(sockets=[listener]))
+        await asyncio.gather(inner.serve(), serve_nodes())
 
     asyncio.run(serve())
 
@@ -233,15 +243,19 @@ def run_supernode(settings: dict[str, Any]) -> None:
     )
 
 
-def end_with_parent() -> None:
-    """Ends this process when its standard input closes."""
+def end_with_parent(folder: str) -> None:
+    """Ends this process when its standard input closes, and removes the folder that its parent left behind, if any. A
+    byte that comes there opens the port for nodes."""
     while os.read(0, 1):
-        pass
+        OPEN.set()
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 
 if __name__ == "__main__":
     os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
     os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    {"superlink": run_superlink, "supernode": run_supernode}[sys.argv[1]](json.loads(sys.argv[2]))
+    told = json.loads(sys.argv[2])
+    threading.Thread(target=end_with_parent, args=(told.get("folder", ""),), daemon=True).start()
+    {"superlink": run_superlink, "supernode": run_supernode}[sys.argv[1]](told)

@@ -66,7 +66,9 @@ def attend_flower(
     stop = stop or threading.Event()
     folder = Path(tempfile.mkdtemp(prefix="potluck-flower-"))
     uds = str(folder / "supernode")
-    settings = {"server": address, "ca": str(ca), "key": str(key), "uds": uds, "heartbeat": HEARTBEAT}
+    settings = {
+        "server": address, "ca": str(ca), "key": str(key), "uds": uds, "folder": str(folder), "heartbeat": HEARTBEAT,
+    }  # fmt: skip
     over = threading.Event()
     keeper = threading.Thread(target=_keep_supernode, args=(settings, folder, over, note), name="flower-keep")
     keeper.start()

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -237,9 +238,15 @@ class Program:
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", flower_app.__file__, name, json.dumps(settings)],
-                stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=keep, start_new_session=True,
+                stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=keep, start_new_session=True, bufsize=0,
                 env={**os.environ, "FLWR_HOME": str(folder / "flwr"), "FLWR_LOG_LEVEL": "WARNING"},
             )  # fmt: skip
+
+    def open(self) -> None:
+        """Says that the keys are registered: a SuperLink then serves the port for nodes."""
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # it is dead, which is seen elsewhere
+            self.process.stdin.write(b"\n")
 
     def dead(self) -> bool:
         """Whether the process has ended."""

@@ -166,7 +166,8 @@ class FlowerServer:
         self._closed = False
         self._program: Program | None = None
         self._folder = Path(tempfile.mkdtemp(prefix="potluck-flower-"))
-        self._settings = {"cert": str(cert), "key": str(key), "ca": str(ca), "uds": str(self._folder / "superlink")}
+        uds, folder = str(self._folder / "superlink"), str(self._folder)
+        self._settings = {"cert": str(cert), "key": str(key), "ca": str(ca), "uds": uds, "folder": folder}
         self._listener: socket.socket | None = None
         self.address = superlink or self._listen(address)
         """Where nodes connect, with the port that was taken."""
@@ -302,6 +303,8 @@ class FlowerServer:
             run, token = self._take_run(control, executor)
             client = opened.enter_context(self._clients(RuntimeHttpClient, "flwr-serverapp", token))
             client.PullTaskInput(PullTaskInputRequest())
+            if self._program is not None:
+                self._program.open()
             opened.pop_all()
             executor.close()
             return Run(run, client, control)
