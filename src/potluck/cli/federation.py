@@ -12,7 +12,10 @@ from potluck.cli.app import Format, FormatOption, app
 if TYPE_CHECKING:
     from potluck.federation import NodeEntry
 
-__all__ = ["app"]
+__all__ = ["PANEL", "app"]
+
+PANEL = "Between machines"
+"""Where these commands stand in `potluck --help`."""
 
 nodes = typer.Typer(
     help="The nodes of a federation: who is admitted, and until when.",
@@ -21,12 +24,12 @@ nodes = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(nodes, name="nodes")
+app.add_typer(nodes, name="nodes", rich_help_panel=PANEL)
 
 ServerKit = Annotated[Path, typer.Option("--kit", help="The server's kit.")]
 
 
-@app.command(epilog="Example: potluck provision federation.toml --to kits")
+@app.command(rich_help_panel=PANEL, epilog="Example: potluck provision federation.toml --to kits")
 def provision(
     file: Annotated[Path, typer.Argument(help="A TOML file: name, server, sites; also days and also.")],
     to: Annotated[Path, typer.Option(help="The folder for the authority and the kits.")],

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from potluck.cli.app import Format, FormatOption, SetOption
-from potluck.cli.federation import app
+from potluck.cli.federation import PANEL, app
 
 __all__ = ["app"]
 
@@ -44,7 +44,7 @@ StateOption = Annotated[
 ]
 
 
-@app.command(epilog="Example: potluck server experiment.toml --kit kits/server")
+@app.command(rich_help_panel=PANEL, epilog="Example: potluck server experiment.toml --kit kits/server")
 def server(
     file: Annotated[Path, typer.Argument(help="A TOML file with a section [nodes].")],
     kit: ServerKit,
@@ -97,7 +97,10 @@ def _serve(
         return serve(federation, start, expected, folder, shown)
 
 
-@app.command(epilog="Example: potluck join --kit kits/clinic-a --data clinic-a.npz --budget memory=2GB,seconds=30")
+@app.command(
+    rich_help_panel=PANEL,
+    epilog="Example: potluck join --kit kits/clinic-a --data clinic-a.npz --budget memory=2GB,seconds=30",
+)
 def join(
     kit: NodeKit = None,
     data: Annotated[Path | None, typer.Option("--data", help="This node's own data: npz file or npy folder.")] = None,
@@ -145,7 +148,7 @@ def _budget(text: str) -> DeviceBudget:
     return read_budget(text) if text else DeviceBudget(usual_memory())
 
 
-@app.command(epilog="Example: potluck rehearse experiments/digits.toml --nodes 3")
+@app.command(rich_help_panel=PANEL, epilog="Example: potluck rehearse experiments/digits.toml --nodes 3")
 def rehearse(
     file: Annotated[Path | None, typer.Argument(help="A TOML file; without one the built-in digits.")] = None,
     nodes: Annotated[int, typer.Option(help="How many nodes; their tiers take turns.", min=1, max=64)] = 3,
@@ -178,7 +181,9 @@ def rehearse(
     display.print_result(result, format is Format.json)
 
 
-@app.command(epilog="Example: potluck check experiment.toml --kit kits/clinic-a --data clinic-a.npz")
+@app.command(
+    rich_help_panel=PANEL, epilog="Example: potluck check experiment.toml --kit kits/clinic-a --data clinic-a.npz"
+)
 def check(
     file: Annotated[Path, typer.Argument(help="The TOML file of the federation.")],
     kit: Annotated[Path, typer.Option("--kit", help="The server's kit, or a site's.")],
@@ -208,7 +213,7 @@ def check(
     refuse_differences(rows)
 
 
-@app.command(epilog="Example: potluck status runs/clinics-heterofl-s0-federation")
+@app.command(rich_help_panel=PANEL, epilog="Example: potluck status runs/clinics-heterofl-s0-federation")
 def status(
     folder: Annotated[Path, typer.Argument(help="The run folder of a federation.")],
     format: FormatOption = Format.table,
@@ -226,7 +231,7 @@ def status(
         display.print_rows("nodes", [{name: str(value) for name, value in row.items()} for row in found["nodes"]])
 
 
-@app.command(epilog="Example: potluck stop runs/clinics-heterofl-s0-federation")
+@app.command(rich_help_panel=PANEL, epilog="Example: potluck stop runs/clinics-heterofl-s0-federation")
 def stop(folder: Annotated[Path, typer.Argument(help="The run folder of a federation on this machine.")]) -> None:
     """Stop a federation's server: it saves, and `potluck server` goes on with it. Nodes wait meanwhile."""
     from potluck.cli import display
