@@ -195,7 +195,19 @@ def test_the_document_of_the_wire_names_every_kind_of_message():
     places = [*(ROOT / "src/potluck/federation").glob("*.py"), *(ROOT / "src/potluck/engines/remote").glob("*.py")]
     code = "\n".join(path.read_text("utf-8") for path in places)
     kinds = set(re.findall(r'(?:pack_plain\(|"kind": |_refus(?:e|al)\()\s*"([a-z]+)"', code))
-    assert {"charter", "agreed", "declined", "task", "missing", "result", "tier", "end", "goodbye", "refused"} == kinds
+    assert {
+        "charter",
+        "agreed",
+        "declined",
+        "task",
+        "missing",
+        "result",
+        "tier",
+        "end",
+        "goodbye",
+        "looked",
+        "refused",
+    } == kinds
     told = (ROOT / "docs" / "wire.md").read_text("utf-8")
     assert [kind for kind in sorted(kinds) if f"| `{kind}` |" not in told] == []
 

@@ -267,6 +267,16 @@ def test_with_one_allowed_miss_only_a_node_that_missed_is_offered_a_smaller_tier
     assert offers(transport) == []
 
 
+def test_a_node_that_only_looked_at_the_charter_has_not_declined(made):
+    host, transport = made
+    transport.come("a", lambda parts: pack_plain("looked"))
+    host.remote.look(0)
+    assert (host.states()[0].state, host.notes) == ("asked", [])
+    transport.come("a", agreeing(host))
+    host.remote.look(0)
+    assert host.states()[0].state == "here"
+
+
 def test_a_run_that_goes_on_waits_for_no_node_that_was_revoked_or_declines(made):
     host, transport = made
     host.settings = settings(nodes={"patience": 1000, "wait_for": 1}).nodes

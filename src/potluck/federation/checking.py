@@ -157,7 +157,7 @@ def _ask(kit: Kit, seconds: float, say: Say) -> dict[str, Any] | None:
         if told["kind"] == "charter":
             found.append(told)
             stop.set()
-        return pack_plain("declined", reason="it only checks")
+        return pack_plain("looked")
 
     timer = threading.Timer(seconds, stop.set)
     timer.start()

@@ -184,7 +184,7 @@ class Host:
         self._asked[self.remote.post(id, parts, seconds)] = (id, self._greeted.get(id, 0.0))
 
     def _agree(self, id: str, told: Mapping[str, Any]) -> None:
-        if told["kind"] == "goodbye":
+        if told["kind"] in ("goodbye", "looked"):  # one that looked at the charter may join later
             return
         if told["kind"] != "agreed":
             self._decline(id, word(told, "reason") or "it gave no reason")
