@@ -349,7 +349,7 @@ def test_a_scale_that_is_no_number_is_refused():
 
 def test_the_ledger_counts_the_bytes_of_rounded_updates(tmp_path):
     nodes, one = {"c0": SmallNode(updates="8-bit")}, model()
-    (result,) = engine(nodes, tmp_path, updates="8-bit").run(tasks(nodes, [one]))
+    (result,) = engine(nodes, tmp_path).run(tasks(nodes, [one]))
     entries = sum(tensor.numel() for tensor in one.arrays.values())
     assert result.reply.cost.bytes_up == entries + 4 * len(one.arrays)
     assert result.reply.cost.bytes_down == one.nbytes

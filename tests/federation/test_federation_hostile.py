@@ -198,7 +198,7 @@ def task_for(made, models=None, **changes):
     part = pack_array(model)
     named = {"model": (mark_of(part), part)} if models is None else models
     task = Task(**{"verb": "train", "to": identity("clinic-a"), **changes.pop("task", {})})
-    message = pack_task(TaskEnvelope(task, EMPTY, 0), named, None, made.charter.hash, 0, "exact")
+    message = pack_task(TaskEnvelope(task, EMPTY, 0), named, None, made.charter.hash, 0)
     return (pack_array(told(message.parts()) | changes), *message.parts()[1:])
 
 

@@ -10,7 +10,7 @@ from potluck.core import SERVER
 from potluck.engines import Serial
 from potluck.federation.node_data import read_source, split
 from potluck.federation.roster import Member
-from potluck.federation.server import prepare
+from potluck.federation.server import default_folder, prepare
 from potluck.ledger import RunFolder, read_run
 from potluck.run import toml
 from potluck.run.restoring import read_checkpoint
@@ -107,3 +107,8 @@ def test_a_method_sees_how_many_nodes_each_tier_has_now():
     seen = made.setup.view(0, SimpleNamespace(send=None, fold=None))
     assert {tier.name: tier.share for tier in seen.zoo.tiers} == {"small": 2.0, "medium": 0.0, "large": 0.0}
     assert seen.population == 2
+
+
+def test_a_federation_has_one_folder_by_its_name_method_and_seed():
+    for name in ("three-sites", "three-schools"):
+        assert str(default_folder(settings("heterofl", name=name, seed=4))) == f"runs/{name}-heterofl-s4-federation"

@@ -45,7 +45,7 @@ def log_of(node):
 def task_for(node, charter, models=None, to="", round=0, memory=None, under=""):
     envelope = TaskEnvelope(Task("train", to or node.id, round=round), memory or {})
     parts = {key: (mark_of(part), part) for key, part in (models or {}).items()}
-    return pack_task(envelope, parts, None, under or charter.hash, 0, "exact")
+    return pack_task(envelope, parts, None, under or charter.hash, 0)
 
 
 def test_a_node_says_its_tier_its_samples_and_nothing_of_its_data(tmp_path):
@@ -169,7 +169,7 @@ def test_a_verb_that_is_not_the_methods_is_not_run(tmp_path):
     node, charter = one_node(tmp_path), charter_of()
     node.respond(offered(charter))
     envelope = TaskEnvelope(Task("init", node.id))
-    answer = told(node.respond(pack_task(envelope, {}, None, charter.hash, 0, "exact").parts()))
+    answer = told(node.respond(pack_task(envelope, {}, None, charter.hash, 0).parts()))
     assert answer["reply"] is None
     assert "init" in answer["fault"]
 

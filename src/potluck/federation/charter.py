@@ -183,7 +183,7 @@ def read_charter(plain: Any, trusted: Collection[str] = ()) -> Charter:
             f"{version('potluck')} (code {code_checksum()}). Install the same version on both sides."
         )
     found = Charter(plain)
-    if odd := sorted(_modules(plain) - set(trusted)):
+    if odd := sorted(own_modules(plain) - set(trusted)):
         raise CharterError(
             f"the server names the module '{odd[0][:60]}', which is not Potluck's. If you trust that code, which must "
             f"be installed here, join with --trust {odd[0][:60]}."
@@ -197,7 +197,7 @@ def read_charter(plain: Any, trusted: Collection[str] = ()) -> Charter:
     return found
 
 
-def _modules(plain: Mapping[str, Any]) -> set[str]:
+def own_modules(plain: Mapping[str, Any]) -> set[str]:
     """The modules besides Potluck's that a charter names: of its method, or of a network."""
     method, experiment = plain.get("method"), plain.get("experiment")
     wanted = [str(method.get("class"))] if isinstance(method, Mapping) else []

@@ -15,13 +15,13 @@ from potluck.core import MESSAGE, ResourceError, SettingsError, UserError, one_l
 from potluck.engines import Serial
 from potluck.engines.remote import Parts, Remote, Terms
 from potluck.engines.remote.messages import pack_plain, read_head
-from potluck.federation.charter import Charter, read_charter, versions
+from potluck.federation.charter import Charter, own_modules, read_charter, versions
 from potluck.federation.host import Host, NodeState
 from potluck.federation.joining import next_start
 from potluck.federation.kits import Kit
 from potluck.federation.listening import admitted_nodes, listen
 from potluck.federation.node import Node, NodeOptions
-from potluck.federation.server import Federation
+from potluck.federation.server import PreparedFederation
 from potluck.run.code_checksum import code_checksum
 
 Say = Callable[[str], None]
@@ -43,7 +43,9 @@ def refuse_differences(rows: list[dict[str, Any]]) -> None:
         raise CheckFailed(f"{len(wrong)} of {len(rows)} checks failed: {first[next(iter(first))]}: {why}")
 
 
-def check_server(federation: Federation, kit: Kit, seconds: float, say: Say, where: str = "") -> list[dict[str, Any]]:
+def check_server(
+    federation: PreparedFederation, kit: Kit, seconds: float, say: Say, where: str = ""
+) -> list[dict[str, Any]]:
     """Waits for the admitted nodes, and says of each whether it would agree to the charter, and why not.
 
     Nodes that run `potluck join` answer; they stay and wait for the server.
@@ -73,14 +75,16 @@ def _row(node: NodeState) -> dict[str, Any]:
 
 
 def check_node(
-    federation: Federation, kit: Kit, data: Path | None, public: Path | None, seconds: float, say: Say
+    federation: PreparedFederation, kit: Kit, data: Path | None, public: Path | None, seconds: float, say: Say
 ) -> list[dict[str, Any]]:
     """Compares this site's settings, code and data with the charter that the server sends."""
     if data is None:
         raise SettingsError("--data is missing: the file with this node's own rows.")
     ours = federation.charter
     with tempfile.TemporaryDirectory(prefix="potluck-check-") as folder:
-        node = Node(kit.node_id, Path(folder), NodeOptions(data, public), _Silent())
+        node = Node(
+            kit.node_id, Path(folder), NodeOptions(data, public, trusted=tuple(own_modules(ours.plain))), _Silent()
+        )
         rows = [_compared("data and networks, by this site's settings", *_try(node, ours))]
         told = _ask(kit, seconds, say)
         if told is None:

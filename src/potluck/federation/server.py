@@ -26,12 +26,12 @@ from potluck.run import config, toml
 from potluck.run.assemble import Setup
 from potluck.run.loop import ProgressListener
 from potluck.run.result import Result
-from potluck.run.session import RUNS, Silent, fresh_folder, manifest, mark, run_in_folder
+from potluck.run.session import RUNS, Silent, folder_name, manifest, mark, run_in_folder
 from potluck.run.settings import Experiment
 
 
 @dataclass(frozen=True, eq=False)
-class Federation:
+class PreparedFederation:
     """A federation that is ready to start: its settings, its charter, and the roster of its nodes."""
 
     setup: Setup
@@ -39,7 +39,7 @@ class Federation:
     roster: Roster
 
 
-def prepare(experiment: Experiment, name: str, method: Any = None) -> Federation:
+def prepare(experiment: Experiment, name: str, method: Any = None) -> PreparedFederation:
     """Builds the networks and the charter, and reads the files that the server has; refuses mistakes."""
     experiment = _fill_in(experiment)
     nodes = experiment.nodes
@@ -57,7 +57,7 @@ def prepare(experiment: Experiment, name: str, method: Any = None) -> Federation
     roster = Roster(experiment.seed, nodes.misses)
     setup = make_setup(experiment, method, server_data(test, public, nodes.classes or 0), roster)
     setup = replace(setup, context=replace(setup.context, counts=roster.samples))
-    return Federation(setup, write_charter(setup, name, checksum), roster)
+    return PreparedFederation(setup, write_charter(setup, name, checksum), roster)
 
 
 def _read(file: str, setting: str, experiment: Experiment) -> Source:
@@ -76,7 +76,7 @@ def _fill_in(experiment: Experiment) -> Experiment:
 
 
 def serve(
-    federation: Federation,
+    federation: PreparedFederation,
     transport: Callable[[Path], Transport],
     expected: Callable[[], Mapping[str, str]],
     out: Path | None = None,
@@ -99,7 +99,7 @@ def serve(
     resumed = (path / "manifest.json").exists()
 
     def folder() -> RunFolder:
-        opened = _open(path) if resumed else _create(path, federation)
+        opened = RunFolder.open(path) if resumed else _create(path, federation)
         if opened.mark != mark(setup):
             opened.close()
             raise SettingsError(f"{path} holds a federation with other settings; choose another --out.")
@@ -114,20 +114,16 @@ def serve(
 
 def default_folder(experiment: Experiment) -> Path:
     """The run folder of a federation: always the same one, so that the same command goes on with it."""
-    return RUNS / f"{fresh_folder(experiment).name.partition('-s')[0]}-s{experiment.seed}-federation"
+    return RUNS / f"{folder_name(experiment)}-federation"
 
 
-def _open(path: Path) -> RunFolder:
-    return RunFolder.open(path)
-
-
-def _create(path: Path, federation: Federation) -> RunFolder:
+def _create(path: Path, federation: PreparedFederation) -> RunFolder:
     setup = federation.setup
     facts = manifest(setup) | {"engine": "remote", "charter": federation.charter.hash}
     return RunFolder.create(path, toml.write(setup.experiment.plain()), facts, mark(setup), setup.experiment.run.keep)
 
 
-def _engine(federation: Federation, transport: Callable[[Path], Transport]) -> SpooledRemote:
+def _engine(federation: PreparedFederation, transport: Callable[[Path], Transport]) -> SpooledRemote:
     setup, roster = federation.setup, federation.roster
     nodes, run = setup.experiment.nodes, setup.experiment.run
 
@@ -138,7 +134,7 @@ def _engine(federation: Federation, transport: Callable[[Path], Transport]) -> S
 
     spool = Path(tempfile.mkdtemp(prefix="potluck-spool-"))
     try:
-        terms = Terms(federation.charter.hash, federation.charter.limits, nodes.updates, deadline, name=roster.name)
+        terms = Terms(federation.charter.hash, federation.charter.limits, deadline, name=roster.name)
         return SpooledRemote(transport(spool), Serial(setup.context), terms, spool)
     except BaseException:
         shutil.rmtree(spool, ignore_errors=True)
@@ -156,7 +152,7 @@ class SpooledRemote(Remote):
 
 
 def _host(
-    federation: Federation,
+    federation: PreparedFederation,
     engine: Remote,
     expected: Callable[[], Mapping[str, str]],
     listener: ProgressListener,

@@ -329,14 +329,27 @@ def _brief(value: Any) -> str:
 
 def fresh_folder(experiment: Experiment) -> Path:
     """A folder under runs/ that does not exist yet."""
+    return _unused(folder_name(experiment))
+
+
+def folder_name(experiment: Experiment) -> str:
+    """The name of an experiment's run folder, if there is none of this name yet."""
     method = str(experiment.method.get("name", "run")).replace(":", ".")
-    return fresh_path(experiment.name, f"{method}-s{experiment.seed}")
+    return _clean(experiment.name, f"{method}-s{experiment.seed}")
 
 
 def fresh_path(name: str, kind: str) -> Path:
     """A path under runs/ that does not exist yet. Whatever the name holds, it is one folder directly in there."""
+    return _unused(_clean(name, kind))
+
+
+def _clean(name: str, kind: str) -> str:
     clean, end = (re.sub(r"[^\w.-]+", "_", text)[:80] for text in (name, kind))
-    base, number = f"{clean or 'run'}-{end}", 1
+    return f"{clean or 'run'}-{end}"
+
+
+def _unused(base: str) -> Path:
+    number = 1
     while (RUNS / (base if number == 1 else f"{base}-{number}")).exists():
         number += 1
     return RUNS / (base if number == 1 else f"{base}-{number}")

@@ -14,7 +14,6 @@ from potluck.core import SERVER, Bytes, Limits, pack_array
 from potluck.engines.context import TaskEnvelope, TaskResult
 from potluck.engines.remote.messages import TaskMessage, bare_task, mark_of, pack_task, read_result
 from potluck.engines.remote.transport import Answer, Parts, Transport
-from potluck.engines.remote.updates import Updates
 from potluck.engines.serial import Engine
 
 LARGE = 1 << 20
@@ -32,7 +31,6 @@ class Terms:
     """The hash of the charter that nodes agreed to."""
     limits: Limits = Limits()
     """The most that an answer may hold."""
-    updates: Updates = "exact"
     deadline: Callable[[str], float] = lambda node: FOREVER
     """Seconds within which a node must answer a task."""
     oldest: Callable[[], int] = lambda: 0
@@ -91,8 +89,11 @@ class Remote:
                     each.unwanted = True
 
     def post(self, node: str, parts: Parts, seconds: float = FOREVER) -> int:
-        """Sends a message that is no task; its answer goes to `other`, under the number that this returns."""
-        return self._post(node, parts, seconds)
+        """Sends a message; its answer comes under the number that this returns, to `other` if it is no task's."""
+        self._number += 1
+        self._traffic.setdefault(node, [0, 0])[0] += sum(len(part) for part in parts)
+        self.transport.post(node, self._number, parts, seconds)
+        return self._number
 
     def look(self, seconds: float) -> None:
         """Takes the answers that came; waits for the first one at most so long."""
@@ -125,7 +126,7 @@ class Remote:
         models = {key: parts.add(model, (id(model),)) for key, model in task.models.items()}
         loose = dict(task.arrays)
         arrays = parts.add(loose, (*loose, *map(id, loose.values()))) if loose else None
-        asked = Asked(pack_task(envelope, models, arrays, terms.charter, terms.oldest(), terms.updates))
+        asked = Asked(pack_task(envelope, models, arrays, terms.charter, terms.oldest()))
         on_the_way = (each.message for each in self._asked.values() if each.message.envelope.task.to == task.to)
         self._send(asked, self._held.get(task.to, frozenset()).union(*(message.tensors for message in on_the_way)))
         return asked
@@ -138,13 +139,7 @@ class Remote:
 
     def _send(self, asked: Asked, held: Collection[str]) -> None:
         node = asked.message.envelope.task.to
-        self._asked[self._post(node, asked.message.parts(held), self.terms.deadline(node))] = asked
-
-    def _post(self, node: str, parts: Parts, seconds: float) -> int:
-        self._number += 1
-        self._traffic.setdefault(node, [0, 0])[0] += sum(len(part) for part in parts)
-        self.transport.post(node, self._number, parts, seconds)
-        return self._number
+        self._asked[self.post(node, asked.message.parts(held), self.terms.deadline(node))] = asked
 
     def _take(self, asked: Asked, answer: Answer) -> None:
         envelope = asked.message.envelope

@@ -70,7 +70,6 @@ def pack_task(
     arrays: tuple[str, Bytes] | None,
     charter: str,
     oldest: int,
-    updates: Updates,
 ) -> TaskMessage:
     """A task as a message. `models` gives the mark and the part of each model, `arrays` those of the task's arrays, if
     it has some; `oldest` is the round of the server's oldest checkpoint, up to which a node keeps old memories."""
@@ -83,7 +82,6 @@ def pack_task(
         "memory": dict(envelope.memory),
         "attempt": envelope.attempt,
         "oldest": oldest,
-        "updates": updates,
     }
     return TaskMessage(envelope, pack_array(head), dict([*models.values(), *([arrays] if arrays else [])]))
 
