@@ -1,8 +1,10 @@
 """The attack's driver: it counts cases, goes on after a finding, and prints the line that repeats it."""
 
+import os
 import random
 
 from attack.driver import Attack, Finding, run
+from attack.folders import damage
 from attack.messages import mutate, originals
 from attack.replies import PLAIN, WEIGHTS
 
@@ -38,3 +40,18 @@ def test_mutations_differ_from_the_message_and_are_repeatable():
 def test_the_hostile_values_are_of_many_kinds():
     assert len({type(value) for value in WEIGHTS}) > 8
     assert len({type(value) for value in PLAIN}) > 5
+
+
+def test_a_second_damage_leaves_the_links_and_pipes_of_the_first_alone(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "to-a-folder").symlink_to(tmp_path)
+    (folder / "to-a-file").symlink_to(folder / "file")
+    os.mkfifo(folder / "pipe")
+    for seed in range(20):
+        (folder / "file").write_text("whole")
+        assert damage(folder, random.Random(seed)).endswith(" file")
+        if (folder / "file").is_dir():
+            (folder / "file").rmdir()
+        else:
+            (folder / "file").unlink(missing_ok=True)

@@ -28,8 +28,12 @@ def half_done(place: Path) -> tuple[Path, str]:
 
 
 def damage(run: Path, dice: random.Random) -> str:
-    """Damages one file or folder; says how."""
-    everything = sorted(path for path in run.rglob("*") if path.name != "lock")
+    """Damages one file or folder; says how. Links and pipes are earlier damage, and are left alone."""
+    everything = sorted(
+        path
+        for path in run.rglob("*")
+        if path.name != "lock" and not path.is_symlink() and (path.is_dir() or path.is_file())
+    )
     path = dice.choice(everything)
     name = path.relative_to(run)
     if path.is_dir():
