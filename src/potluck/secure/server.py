@@ -1,0 +1,400 @@
+"""The server's side of secure aggregation: it asks, checks answers, and adds up what it cannot read.
+
+It holds masked uploads and encrypted shares. What it learns is the sum of each block that it opens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, islice
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from potluck.core import Arrays, Reply, Shapes
+from potluck.parts import Sums
+from potluck.secure import crypto, shamir
+from potluck.secure.blocks import RoundBlocks, segments
+from potluck.secure.client import bytes_of
+from potluck.secure.protocol import (
+    Announced,
+    Identities,
+    commitment,
+    neighbours,
+    pair_key,
+    signed_text,
+)
+from potluck.secure.ring import Ring, Values
+from potluck.secure.settings import Secure, canonical
+
+Request = dict[str, Any]
+TRIES = 64
+"""How many sets of shares are tried, if some give a wrong secret."""
+
+
+@dataclass(frozen=True, eq=False)
+class OpenedBlock:
+    """What the server reads of an opened block: sums over its contributors."""
+
+    sums: Mapping[str, NDArray[np.float64]]
+    """The weighted updates of each tensor's entries, in the order of the block."""
+    weight: float
+    rows: Mapping[str, NDArray[np.float64]]
+    """The weights of rows that have their own, by tensor."""
+
+
+@dataclass(eq=False)
+class SecureSum:
+    """One secure sum: the state of the server between the phases.
+
+    For each phase there is a request for each client, and a function that takes its answer; it raises `Forged` if the
+    answer cannot be used, and then the client counts as lost.
+    """
+
+    settings: Secure
+    identities: Identities
+    session: str
+    blocks: RoundBlocks
+    start: Arrays
+    buffers: frozenset[str]
+    """The server's tensors that are statistics, not weights."""
+    rows: Mapping[str, Sequence[str]]
+    """For each client, the tensors in its part whose rows have weights of their own."""
+    row_names: frozenset[str]
+    """The same tensors under the server's names."""
+    heaviest: float
+    """The largest weight of a client."""
+    announced: dict[str, Announced] = field(default_factory=dict)
+    near: dict[int, dict[str, list[str]]] = field(default_factory=dict)
+    """The blocks of the plan: their holders, and with whom each of them masks it."""
+    plan: str = ""
+    shares: dict[str, list[bytes]] = field(default_factory=dict)
+    commitments: dict[str, list[bytes]] = field(default_factory=dict)
+    wanted: list[int] = field(default_factory=list)
+    """The blocks that clients upload."""
+    uploads: dict[str, Values] = field(default_factory=dict)
+    opening: list[int] = field(default_factory=list)
+    """The blocks that are to be opened."""
+    opened: dict[str, dict[tuple[str, int], bytes]] = field(default_factory=dict)
+    """Shares by who gave them: of whom, and of which block; -1: of the private key."""
+    _peers: dict[str, list[str]] = field(default_factory=dict)
+    _sizes: dict[int, int] = field(default_factory=dict)
+    _asked: dict[str, bytes] = field(default_factory=dict)
+    """What each client was asked last."""
+
+    @property
+    def ring(self) -> Ring:
+        return Ring(self.settings.bits)
+
+    # Phase 1: keys.
+
+    def key_request(self, client: str) -> Request:
+        return {"session": self.session}
+
+    def key_shapes(self, client: str) -> Shapes:
+        return {"keys": ((3 * crypto.KEY,), torch.uint8)}
+
+    def take_keys(self, client: str, reply: Reply) -> None:
+        keys = bytes_of(reply.arrays["keys"])
+        parts = (keys[at : at + crypto.KEY].hex() for at in range(0, len(keys), crypto.KEY))
+        told = Announced.read([*parts, reply.metrics.get("proof")])
+        self.identities.check(client, told.text(self.session, client), told.proof)
+        self.announced[client] = told
+
+    # Phase 2: shares.
+
+    def make_plan(self) -> list[str]:
+        """Decides which blocks can be opened if all go well; returns the clients that hold any of them."""
+        clients = [client for client in self.blocks.number if client in self.announced]
+        for block in sorted(self.blocks.whole.blocks()):
+            near = neighbours(block, self.blocks.holders(block, clients), self.session)
+            if block and len(near) >= self.settings.min_holders:
+                self.near[block] = near
+        # Shares go to others than holders too, so that a small block survives that most of its holders are lost.
+        members = [client for client in clients if any(client in near for near in self.near.values())]
+        around = neighbours(0, members, self.session)
+        for client in members:
+            found = {*around[client], *(peer for near in self.near.values() for peer in near.get(client, ()))}
+            self._peers[client] = [peer for peer in members if peer in found]
+        self.plan = crypto.digest(
+            *(f"{client} {self.announced[client].plain()}".encode() for client in clients),
+            *(f"{block} {list(near)}".encode() for block, near in self.near.items()),
+        ).hex()
+        return members
+
+    def share_request(self, client: str) -> Request:
+        return self._asks(client, self._common(client))
+
+    def _common(self, client: str) -> Request:
+        """What a client is told in phases 2 to 4."""
+        return {
+            "session": self.session,
+            "plan": self.plan,
+            "peers": {peer: self.announced[peer].plain() for peer in self._peers[client]},
+            "blocks": [[block, self.near[block][client]] for block in self.held(client)],
+        }
+
+    def share_shapes(self, client: str) -> Shapes:
+        """What the answer must hold."""
+        blocks = len(self.held(client))
+        row = (1 + blocks) * shamir.SHARE + crypto.TAG
+        return {
+            "shares": ((len(self._peers[client]), row), torch.uint8),
+            "commitments": ((blocks * crypto.KEY,), torch.uint8),
+            "signature": ((crypto.SIGNATURE,), torch.uint8),
+        }
+
+    def take_shares(self, client: str, reply: Reply) -> None:
+        arrays = reply.arrays
+        rows = [row.tobytes() for row in arrays["shares"].cpu().numpy()]
+        told = bytes_of(arrays["commitments"])
+        self._check(client, arrays, *rows, told)
+        self.shares[client] = rows
+        self.commitments[client] = [told[at : at + crypto.KEY] for at in range(0, len(told), crypto.KEY)]
+
+    def held(self, client: str) -> list[int]:
+        """The blocks of the plan that a client holds."""
+        return [block for block, near in self.near.items() if client in near]
+
+    # Phase 3: uploads.
+
+    def choose_uploads(self) -> list[str]:
+        """Decides which blocks are uploaded, after some clients were lost; returns the clients that hold any."""
+        self.wanted = [block for block in self.near if self._enough(block, self.shares)]
+        for block in self.wanted:
+            entries = sum(count for _, count in self._entries(block))
+            self._sizes[block] = entries + 1 + sum(count for _, count in self._row_weights(block))
+        return [client for client in self.shares if any(client in self.near[block] for block in self.wanted)]
+
+    def upload_request(self, client: str) -> Request:
+        request = {
+            "present": [peer for peer in self._peers[client] if peer in self.shares],
+            "upload": [block for block in self.wanted if client in self.near[block]],
+            "layout": self.blocks.layout(client).plain(),
+            "scales": list(self.scales()),
+            "heaviest": self.heaviest,
+            "rows": list(self.rows[client]),
+        }
+        return self._asks(client, self._common(client) | request)
+
+    def scales(self) -> tuple[float, float, float]:
+        """How weights of the model, statistics, and weights of clients are rounded."""
+        count, ring, wanted = len(self.blocks.number), self.ring, self.settings
+        return (
+            ring.scale(wanted.clip, count),
+            ring.scale(wanted.statistics, count),
+            ring.scale(self.heaviest, count),
+        )
+
+    def upload_shapes(self, client: str) -> Shapes:
+        entries = sum(self._sizes[block] for block in self.wanted if client in self.near[block])
+        whole = torch.int32 if self.settings.bits == 32 else torch.int64
+        return {"masked": ((entries,), whole), "signature": ((crypto.SIGNATURE,), torch.uint8)}
+
+    def take_upload(self, client: str, reply: Reply) -> None:
+        arrays = reply.arrays
+        masked = arrays["masked"].cpu().numpy()
+        self._check(client, arrays, masked.tobytes())
+        self.uploads[client] = masked.view(self.ring.dtype)
+
+    # Phase 4: open.
+
+    def choose_blocks(self) -> list[str]:
+        """Decides which blocks are opened, after some clients were lost; returns the clients that can help."""
+        self.opening = [block for block in self.wanted if self._enough(block, self.uploads)]
+        helpful = [client for client in self.shares if client in self.uploads or self._idle(client)]
+        return helpful if self.opening else []
+
+    def open_request(self, client: str) -> Request:
+        uploaded, lost = self._fates(client)
+        ciphers = [self.shares[peer][self._peers[peer].index(client)].hex() for peer in (*uploaded, *lost)]
+        request = {
+            "uploaded": uploaded,
+            "lost": lost,
+            "open": self.opening,
+            "held": {peer: self.held(peer) for peer in (*uploaded, *lost)},
+            "shares": ciphers,
+        }
+        return self._asks(client, self._common(client) | request)
+
+    def _fates(self, client: str) -> tuple[list[str], list[str]]:
+        """A client's neighbours that uploaded, and those that were lost after they had sent shares."""
+        there = [peer for peer in self._peers[client] if peer in self.shares and not self._idle(peer)]
+        return [peer for peer in there if peer in self.uploads], [peer for peer in there if peer not in self.uploads]
+
+    def _idle(self, client: str) -> bool:
+        """Whether a client sent shares, but was not asked to upload, because nothing that it holds can be opened."""
+        return not any(client in self.near[block] for block in self.wanted)
+
+    def open_shapes(self, client: str) -> Shapes:
+        count = len(self._opened_by(client))
+        return {
+            "opened": ((count * shamir.SHARE,), torch.uint8),
+            "signature": ((crypto.SIGNATURE,), torch.uint8),
+        }
+
+    def take_opened(self, client: str, reply: Reply) -> None:
+        arrays = reply.arrays
+        told = bytes_of(arrays["opened"])
+        self._check(client, arrays, told)
+        shares = (told[at : at + shamir.SHARE] for at in range(0, len(told), shamir.SHARE))
+        self.opened[client] = dict(zip(self._opened_by(client), shares, strict=True))
+
+    def _opened_by(self, client: str) -> list[tuple[str, int]]:
+        """Which secrets a client is asked for shares of."""
+        uploaded, lost = self._fates(client)
+        seeds = [(peer, block) for peer in uploaded for block in self.held(peer) if block in self.opening]
+        own = [(client, block) for block in self.held(client) if block in self.opening]
+        return [*seeds, *((peer, -1) for peer in lost), *own]
+
+    # The sum.
+
+    def open(self) -> dict[int, Values]:
+        """The sum of each block that can be opened, without masks."""
+        found: dict[int, Values] = {}
+        for block in self.opening:
+            try:
+                found[block] = self._unmask(block)
+            except shamir.NoSecret:
+                continue
+        return found
+
+    def contributors(self, block: int) -> list[str]:
+        """Who uploaded this block."""
+        return [client for client in self.near[block] if client in self.uploads]
+
+    def _unmask(self, block: int) -> Values:
+        total = self.ring.zeros(self._sizes[block])
+        for client in self.contributors(block):
+            total += self._segment(client, block)
+            crypto.add_mask(total, self._seed(client, block), block, negative=True)
+        for lost in (client for client in self.near[block] if client in self.shares and client not in self.uploads):
+            private = self._private_key(lost)
+            for client in self.near[block][lost]:
+                if client in self.uploads:
+                    secret = crypto.agree(private, self.announced[client].mask)
+                    key = pair_key(secret, self.session, self.plan)
+                    crypto.add_mask(total, key, block, negative=not lost < client)
+        return total
+
+    def _segment(self, client: str, block: int) -> Values:
+        """A block of a masked upload."""
+        start = 0
+        for each in self.wanted:
+            if each == block:
+                break
+            start += self._sizes[each] if client in self.near[each] else 0
+        return self.uploads[client][start : start + self._sizes[block]]
+
+    def _seed(self, client: str, block: int) -> bytes:
+        promised = self.commitments[client][self.held(client).index(block)]
+        return self._recover(client, block, lambda seed: commitment(seed) == promised)
+
+    def _private_key(self, client: str) -> bytes:
+        public = self.announced[client].mask
+        return self._recover(client, -1, lambda key: crypto.public_key(key) == public)
+
+    def _recover(self, client: str, block: int, fits: Callable[[bytes], bool]) -> bytes:
+        """A secret, from the shares that the client's neighbours gave; those that do not fit together are left out."""
+        peers = [*self._peers[client], client]
+        known = {
+            place: given[client, block]
+            for place, peer in enumerate(peers, 1)
+            if (client, block) in (given := self.opened.get(peer, {}))
+        }
+        need = self.settings.shares_needed(len(peers))
+        for points in islice(combinations(sorted(known), need), TRIES):
+            try:
+                secret = shamir.join({point: known[point] for point in points})
+            except shamir.NoSecret:
+                continue
+            if fits(secret):
+                return secret
+        raise shamir.NoSecret(f"{len(known)} shares, of which {need} are needed")
+
+    def decode(self, opened: Mapping[int, Values]) -> dict[int, OpenedBlock]:
+        """The sums of opened blocks as numbers, without those whose weight no honest clients can have."""
+        found = {block: self._decode(block, values) for block, values in opened.items()}
+        most = {block: self.heaviest * len(self.contributors(block)) * (1 + 1e-6) for block in found}
+        return {block: each for block, each in found.items() if 0 < each.weight <= most[block]}
+
+    def _decode(self, block: int, values: Values) -> OpenedBlock:
+        (fine, coarse, by_weight), ring, at = self.scales(), self.ring, 0
+        sums, rows = {}, {}
+        for name, count in self._entries(block):
+            sums[name] = ring.decode(values[at : at + count], coarse if name in self.buffers else fine) * self.heaviest
+            at += count
+        weight = float(ring.decode(values[at : at + 1], by_weight)[0])
+        at += 1
+        for name, count in self._row_weights(block):
+            rows[name] = ring.decode(values[at : at + count], by_weight)
+            at += count
+        return OpenedBlock(sums, weight, rows)
+
+    def sums(self, decoded: Mapping[int, OpenedBlock]) -> Sums:
+        """The weighted sums of the clients' models, entry by entry, for a mean. Closed blocks have weight zero."""
+        found = Sums()
+        for tensor in self.blocks.whole.tensors:
+            name, start = tensor.name, self.start[tensor.name]
+            dims = max(len(tensor.dims), int(name in self.row_names))
+            lead = math.prod(start.shape[:dims])
+            total, weights = np.zeros((lead, start.numel() // lead)), np.zeros(lead)
+            for block, each in decoded.items():
+                if name not in each.sums:
+                    continue
+                rows = tensor.rows(block)
+                at = np.arange(lead) if rows is None else rows
+                total[at] = each.sums[name].reshape(len(at), -1)
+                weights[at] = each.rows[name][at // (lead // len(start))] if name in each.rows else each.weight
+            if not weights.any():
+                continue
+            shape = (*start.shape[:dims], *[1] * (start.dim() - dims))
+            by_entry = torch.from_numpy(weights).reshape(shape).to(start.device)
+            moved = torch.from_numpy(total).reshape(start.shape).to(start.device) + by_entry * start.double()
+            # A total of -0.0 is one that nothing was added to.
+            found.totals[name] = torch.where(by_entry > 0, moved, -0.0)
+            found.weights[name] = float(weights[0]) if bool((weights == weights[0]).all()) else by_entry
+        return found
+
+    def weight(self, client: str, decoded: Mapping[int, OpenedBlock]) -> float | None:
+        """The mean weight of those who hold the same as this client, as far as it is known; None: nothing of its
+        upload was opened."""
+        held = [block for block in decoded if client in self.near[block]]
+        if not held:
+            return None
+        least = min(held, key=lambda block: len(self.contributors(block)))
+        return decoded[least].weight / len(self.contributors(least))
+
+    def _entries(self, block: int) -> Iterator[tuple[str, int]]:
+        """The tensors in a block, each with the number of its entries there."""
+        for tensor, rows in segments(self.blocks.whole, block):
+            start = self.start[tensor.name]
+            lead = math.prod(start.shape[: len(tensor.dims)])
+            yield tensor.name, start.numel() if rows is None else len(rows) * (start.numel() // lead)
+
+    def _row_weights(self, block: int) -> Iterator[tuple[str, int]]:
+        """The tensors in a block whose rows have weights of their own, each with the number of its rows."""
+        for tensor, _ in segments(self.blocks.whole, block):
+            if tensor.name in self.row_names:
+                yield tensor.name, len(self.start[tensor.name])
+
+    def _enough(self, block: int, there: Mapping[str, Any]) -> bool:
+        """Whether enough of a block's holders are there, and each of them has enough neighbours that are."""
+        holders = [client for client in self.near[block] if client in there]
+        least = self.settings.min_holders
+        return len(holders) >= least and all(
+            1 + sum(peer in there for peer in self.near[block][client]) >= least for client in holders
+        )
+
+    def _asks(self, client: str, request: Request) -> Request:
+        """The request, which the answer must be about."""
+        self._asked[client] = canonical(request)
+        return request
+
+    def _check(self, client: str, arrays: Arrays, *body: bytes) -> None:
+        key, signature = self.announced[client].sign, bytes_of(arrays["signature"])
+        crypto.check(key, signed_text(self._asked[client], client, *body), signature)

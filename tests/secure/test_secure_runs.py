@@ -1,0 +1,136 @@
+"""Runs with [secure]: the same on every engine, after a kill too; nothing unmasked leaves a client."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from secure_rounds import METHODS, made, secure_round
+from tiny_runs import Listener, killed_after, tiny
+
+from potluck.core import SettingsError
+from potluck.engines import Serial
+from potluck.report import read_record, secure_summary
+from potluck.run import resume, run
+
+WIDTHS = [{"name": name, "width": width} for name, width in (("small", 0.25), ("medium", 0.5), ("large", 1.0))]
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def secure(**changes):
+    told = {
+        "cohort": 9,
+        "data": {"name": "digits", "clients": 9},
+        "tier": WIDTHS,
+        "method": {"name": "heterofl"},
+        "secure": {"enabled": True},
+    }
+    return tiny(**{**told, **changes})
+
+
+def ledger(folder):
+    return [json.loads(line) for line in Path(folder, "ledger.jsonl").read_text().splitlines()]
+
+
+def test_every_engine_gives_the_same_bits():
+    want = run(secure(), "serial").weights_sha256
+    for engine in ("wire", "pool"):
+        assert run(secure(run={"engine": engine, "workers": 2}), engine).weights_sha256 == want
+
+
+def test_clients_that_drop_out_are_lost_in_any_phase_and_a_run_repeats():
+    lossy = secure(fleet={"dropout": 0.3})
+    want = run(lossy, "one").weights_sha256
+    assert run(lossy, "two").weights_sha256 == want
+    gone = {line["verb"] for line in ledger("one") if line["event"] == "task" and line["outcome"] == "absent"}
+    assert gone >= {"secure keys", "train"}
+
+
+def test_a_run_that_was_killed_goes_on_with_the_same_bits():
+    want = run(secure(), "whole").weights_sha256
+    killed_after(1, secure(), "killed")
+    assert resume("killed").weights_sha256 == want
+
+
+def test_the_ledger_says_how_much_was_opened_and_counts_the_protocols_bytes():
+    masked = run(secure(rounds=1), "run")
+    plain = run(secure(rounds=1, secure={"enabled": False}), "plain")
+    (told,) = (line for line in ledger("run") if line["event"] == "secure")
+    assert (told["asked"], told["uploaded"], told["planned"], told["opened"]) == (9, 9, 3, 3)
+    assert told["entries"] == told["opened_entries"]
+    assert secure_summary(read_record(Path("run"))) == (
+        "the server saw sums of at least 3 clients, and no single update; 100% of all entries were opened"
+    )
+    assert not secure_summary(read_record(Path("plain")))
+    assert masked.totals["bytes_up"] > plain.totals["bytes_up"]
+    assert masked.totals["bytes_down"] > plain.totals["bytes_down"]
+
+
+class Recorded(Serial):
+    """Keeps all results that come from clients."""
+
+    def __init__(self, context):
+        super().__init__(context)
+        self.results = []
+
+    def run(self, envelopes):
+        for result in super().run(envelopes):
+            self.results.append(result)
+            yield result
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "moss"])
+def test_nothing_unmasked_leaves_a_client(name):
+    setup = made(name)
+    engine = Recorded(setup.context)
+    secure_round(setup, engine=engine)
+    assert engine.results
+    for result in engine.results:
+        assert not result.reply.models
+        assert set(result.reply.arrays) <= {"keys", "shares", "commitments", "masked", "opened", "signature"}
+        assert set(result.reply.metrics) <= {"proof", "steps"}
+        assert result.reply.weight == 1.0
+        assert not any(tensor.is_floating_point() for tensor in result.reply.arrays.values())
+        assert "secure" not in result.task.config
+
+
+@pytest.mark.parametrize(
+    ("method", "why"),
+    [
+        ({"name": "hermes"}, "needs every single upload"),
+        ({"name": "lotteryfl"}, "needs every single upload"),
+        ({"name": "fedmask"}, "needs every single upload"),
+        ({"name": "tailorfl"}, "needs every single upload"),
+        ({"name": "feddf"}, "needs every single upload"),
+        ({"name": "fedavg", "mean": {"name": "median"}}, "needs every single upload"),
+        ({"name": "feddropout"}, "Set method.shared_per_round = true"),
+        ({"name": "scaffold"}, "also upload"),
+    ],
+)
+def test_methods_for_which_sums_are_not_enough_are_refused_by_name(method, why):
+    with pytest.raises(SettingsError, match=why) as told:
+        run(secure(method=method, data={"name": "digits", "clients": 9, "public": 30}), "run")
+    assert "[secure]" in str(told.value)
+    assert "\n" not in str(told.value)
+    assert not Path("run").exists()
+
+
+def test_a_tier_whose_own_entries_will_hardly_ever_open_is_warned_of_before_round_0():
+    rare = [WIDTHS[0] | {"share": 4}, WIDTHS[2] | {"share": 1}]
+    watch = Listener()
+    run(secure(tier=rare, data={"name": "digits", "clients": 5}, cohort=5, rounds=2), "run", watch=watch)
+    (warning,) = [text for text in watch.warnings if "[secure]" in text]
+    assert "what only 'large' holds" in warning
+    assert "in 0 of the first 2 rounds" in warning
+    assert all(line["opened"] == 1 for line in ledger("run") if line["event"] == "secure")
+    assert secure_summary(read_record(Path("run"))).endswith("; fewer clients held the rest, which kept its value")
+
+
+def test_a_threshold_of_holders_above_the_cohort_is_refused():
+    with pytest.raises(SettingsError, match=r"secure.min_holders = 10 is above cohort = 9"):
+        run(secure(secure={"enabled": True, "min_holders": 10}), "run")
