@@ -52,13 +52,19 @@ ALL = [
     Data(clients=20, partition="dirichlet", alpha=0.1, public_partition="dirichlet"),
     Data(clients=7, partition="user", alpha=0.1, public_partition="dirichlet"),
     Data(clients=20, public_partition="iid"),
+    Data(clients=20, lean=0.7),
+    Data(clients=20, lean=0.7, partition="dirichlet", held_out="users"),
 ]
+
+
+def make(data: Data, seed: int) -> Federation:
+    """A federation of three tiers, with users."""
+    return Federation(numbered(users=10), data, seed, tiers=["abc"[index % 3] for index in range(data.clients)])
 
 
 @pytest.mark.parametrize("data", ALL)
 def test_the_servers_sets_and_the_clients_rows_are_disjoint(data: Data) -> None:
-    source = numbered(users=10)
-    federation = Federation(source, Data(**{**vars(data), "public": 30}), 3)
+    federation = make(Data(**{**vars(data), "public": 30}), 3)
     sets = [ids(federation.test), ids(federation.validation), ids(federation.public)]
     assert [len(rows) for rows in sets] == [200, 100, 30]
     together = [row for rows in sets for row in rows]
@@ -66,15 +72,15 @@ def test_the_servers_sets_and_the_clients_rows_are_disjoint(data: Data) -> None:
     assert not set(together) & set(held(federation))
 
 
-@pytest.mark.parametrize("data", ALL[:7])
+@pytest.mark.parametrize("data", [*ALL[:7], *ALL[-2:]])
 def test_no_row_is_held_twice_while_the_data_suffices(data: Data) -> None:
-    rows = held(Federation(numbered(users=10), data, 3))
+    rows = held(make(data, 3))
     assert len(rows) == len(set(rows)) > 0
 
 
-@pytest.mark.parametrize("data", [ALL[0], ALL[2], ALL[4], Data(partition="user")])
+@pytest.mark.parametrize("data", [ALL[0], ALL[2], ALL[4], ALL[-2], Data(partition="user")])
 def test_divided_data_leaves_no_row_over(data: Data) -> None:
-    assert len(held(Federation(numbered(users=10), data, 3))) == 700
+    assert len(held(make(data, 3))) == 700
 
 
 @pytest.mark.parametrize("data", ALL)
@@ -83,11 +89,11 @@ def test_a_shard_depends_on_nothing_but_source_settings_seed_and_index(data: Dat
         shard = federation.shard(index)
         return [ids(shard.train), ids(shard.validation), ids(shard.test), shard.labels]
 
-    one, other = (Federation(numbered(users=10), data, 3) for _ in range(2))
+    one, other = (make(data, 3) for _ in range(2))
     forwards = [told(one, index) for index in range(7)]
     backwards = [told(other, index) for index in reversed(range(7))]
     assert forwards == backwards[::-1]
-    third = Federation(numbered(users=10), data, 4)
+    third = make(data, 4)
     assert forwards != [told(third, index) for index in range(7)]
 
 
@@ -368,3 +374,93 @@ def test_shards_share_the_sources_columns() -> None:
     assert shard.train.columns["x"].data_ptr() == source.train.columns["x"].data_ptr()
     assert shard.train.rows is not None
     assert shard.train.rows.dtype == torch.int64
+
+
+LEANING = ("tv",) * 5 + ("phone",) * 3 + ("flagship",) * 2
+"""The tier of each of ten clients. Ten classes have a home: five among the TVs, three among the phones, two more."""
+
+
+def leaning(lean: float, seed: int = 0, partition: str = "iid", **more: object) -> Federation:
+    """Ten clients of three tiers with a thousand rows to train on, a hundred of each class."""
+    told = {"clients": 10, "partition": partition, "lean": lean, "test": 0.0, "validation": 0.0, **more}
+    return Federation(numbered(), Data(**told), seed, tiers=LEANING)  # type: ignore[arg-type]
+
+
+def by_tier(federation: Federation) -> dict[str, Counter[int]]:
+    """How many rows of each class the clients of each tier hold together."""
+    found: dict[str, Counter[int]] = {tier: Counter() for tier in LEANING}
+    for index, tier in enumerate(LEANING):
+        found[tier].update(federation.shard(index).train.column("y").tolist())
+    return found
+
+
+def test_labels_that_lean_fully_are_held_by_one_tier_alone() -> None:
+    federation = leaning(1.0)
+    found = by_tier(federation)
+    assert [len(classes) for classes in found.values()] == [5, 3, 2]
+    assert all(count == 100 for classes in found.values() for count in classes.values())
+    assert sorted(held(federation)) == list(range(1000))
+
+
+def test_a_share_of_every_class_stays_at_home_and_the_rest_goes_to_all_tiers_alike() -> None:
+    """Of a class's 100 rows 80 stay at home. The other 200 rows go to 10 clients: 100, 60 and 40 to the tiers."""
+    federation = leaning(0.8)
+    found = by_tier(federation)
+    homes = {tier: [label for label in classes if classes[label] >= 80] for tier, classes in found.items()}
+    assert sorted(label for own in homes.values() for label in own) == list(range(10))
+    assert [len(own) for own in homes.values()] == [5, 3, 2]
+    assert [classes.total() for classes in found.values()] == [500, 300, 200]
+    assert sum(found["flagship"][label] for label in homes["tv"]) < 40  # of 500
+    assert (
+        min(found["tv"][label] for label in range(10)) >= 4
+    )  # 10 are to be expected of every class that is not at home there
+    assert [len(federation.shard(index).train) for index in range(10)] == [100] * 10
+    assert sorted(held(federation)) == list(range(1000))
+
+
+def test_which_labels_a_tier_has_is_drawn_by_the_seed() -> None:
+    homes = {tuple(sorted(by_tier(leaning(1.0, seed))["flagship"])) for seed in range(6)}
+    assert len(homes) > 1
+    assert held(leaning(0.5, 3)) == held(leaning(0.5, 3))
+    assert held(leaning(0.5, 3)) != held(leaning(0.5, 4))
+
+
+@pytest.mark.parametrize("partition", ["iid", "dirichlet"])
+def test_without_a_lean_the_tiers_of_clients_change_nothing(partition: str) -> None:
+    data = Data(clients=10, partition=partition)  # type: ignore[arg-type]
+    assert held(Federation(numbered(), data, 3, tiers=LEANING)) == held(Federation(numbered(), data, 3))
+
+
+def test_within_a_tier_rows_are_divided_as_the_partition_says() -> None:
+    even, skewed = leaning(1.0), leaning(1.0, partition="dirichlet", alpha=1e-3)
+    assert [len(mix(even.shard(index).train)) for index in range(10)] == [5] * 5 + [3] * 3 + [2] * 2
+    assert by_tier(skewed) == by_tier(even)
+    assert {count for index in range(10) for count in mix(skewed.shard(index).train).values()} == {100}
+    few = leaning(1.0, samples=12)
+    assert [len(few.shard(index).train) for index in range(10)] == [12] * 10
+
+
+def test_a_tier_may_be_spread_over_the_clients_and_one_of_few_clients_has_a_class_too() -> None:
+    """One client of eleven would get less than one of ten classes; it gets one, from the tier with the most."""
+    tiers = ["a"] * 5 + ["b"] + ["a"] * 5
+    federation = Federation(numbered(), Data(clients=11, lean=1.0, test=0.0, validation=0.0), 0, tiers=tiers)
+    assert [len(mix(federation.shard(index).train)) for index in (0, 5, 10)] == [9, 1, 9]
+
+
+def test_a_lean_at_odds_with_the_data_or_the_tiers_is_refused_in_one_line() -> None:
+    def refused(match: str, tiers: tuple[str, ...] = LEANING, source: Source | None = None, **told: object) -> None:
+        data = Data(**{"clients": 10, "lean": 0.5, **told})  # type: ignore[arg-type]
+        with pytest.raises(SettingsError, match=match) as caught:
+            Federation(source or numbered(users=10), data, 0, tiers=tiers)
+        assert "\n" not in str(caught.value)
+
+    refused("data.lean = 0.5 needs clients of two tiers or more, and there is one", ("tv",) * 10)
+    refused("needs data.partition = 'iid' or 'dirichlet', not 'labels'", partition="labels")
+    refused("needs data.partition = 'iid' or 'dirichlet', not 'user'", partition="user")
+    refused("10 classes for 11 tiers", tuple("abcdefghijk"), clients=11)
+    refused("leaves tier 'tv' 3.. rows for 5 clients with data.samples = 80", samples=80)
+    refused("leaves tier 'tv' 3.. rows for 500 clients", ("tv",) * 500 + ("phone",) * 500, clients=1000)
+    refused("needs one class per row", source=from_arrays(np.zeros((100, 2)), np.linspace(0, 1, 100)))
+    for odd in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ValueError, match=r"data\.lean = .* must be from 0 to 1"):
+            Data(lean=odd)

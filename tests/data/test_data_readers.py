@@ -146,7 +146,8 @@ def test_a_read_only_array_is_copied_without_complaint() -> None:
 
 
 def test_every_source_has_a_line_about_it_and_a_misspelt_one_is_guessed() -> None:
-    assert set(sources()) == {"digits", "cifar10", "cifar100", "idx", "npy", "npz", "sentences", "tags", "text"}
+    known = {"digits", "cifar10", "cifar100", "idx", "npy", "npz", "sentences", "tags", "text"}
+    assert set(sources()) == known | {"huggingface", "pictures", "table"}
     with pytest.raises(SettingsError, match=r"data\.name = 'cifar' is not known\. Did you mean 'cifar10'\?"):
         load(Data("cifar"))
 

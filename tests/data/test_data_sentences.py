@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from real_data import real
 
-from potluck.core import InputError, SettingsError
+from potluck.core import InputError, ResourceError, SettingsError
 from potluck.data import Data, Federation, Source, load
-from potluck.data.byte_pairs import BytePairTokenizer
 from potluck.data.source import IGNORED
+from potluck.data.subwords import subword_tokenizer
 from potluck.data.tokenizer import TrimPadding, WordTokenizer, encode_row
-from potluck.data.wordpiece import WordPieceTokenizer
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "un", "##aff", "##able", "want", "##ed", "##want", "run", "runn", "##ing"]
 PIECES += [",", "!", "cafe", "\u4e2d", "\u56fd", "'", "s"]
@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def cut(folder: Path, text: str) -> list[str]:
-    return [PIECES[token] for token in WordPieceTokenizer(folder)(text)]
+    return [PIECES[token] for token in subword_tokenizer(folder)(text)]
 
 
 def test_words_are_cut_into_the_longest_pieces_from_their_start(folder: Path) -> None:
@@ -59,6 +59,8 @@ def test_words_are_made_plain_as_bert_does(folder: Path) -> None:
     assert cut(folder, "run,want's!!") == ["run", ",", "want", "'", "s", "!", "!"]
     assert cut(folder, "\u4e2d\u56fd") == ["\u4e2d", "\u56fd"]  # Chinese characters stand alone
     assert cut(folder, "ru\u200dn\x00\ufffd") == ["run"]  # what cannot be seen is dropped
+    assert cut(folder, "r\ud800un") == ["run"]  # half of a surrogate pair, as JSON can hold it
+    assert cut(folder, "[SEP]") == ["[UNK]"] * 3  # a text cannot speak of special tokens: a bracket, a word, a bracket
     assert cut(folder, "") == []
 
 
@@ -72,10 +74,14 @@ def test_a_vocabulary_with_case_keeps_case_and_accents(folder: Path) -> None:
     [
         ("vocab.txt", b"[PAD]\n[UNK]\n[CLS]\n", "has no token [SEP]"),
         ("vocab.txt", b"\xff\xfe", "is not UTF-8"),
+        ("vocab.txt", b"[PAD]\n[UNK]\n[CLS]\n[SEP]\nrun\n\n\nrun\n", "lines 5 and 8 are the same token"),
+        ("vocab.txt", b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n" + b"x" * (64 << 20), "is larger than 67,108,864 bytes"),
         ("tokenizer_config.json", b"{", "is not JSON"),
         ("vocab.json", b"[]", "holds no numbered tokens"),
         ("vocab.json", b'{"<s>": 0}', "has no token <pad>"),
         ("vocab.json", b'{"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}', "but no merges.txt"),
+        ("vocab.json", b'{"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 2}', "two tokens have the same number"),
+        ("vocab.json", b'{"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 16777216}', "a token has the number 16777216"),
     ],
 )
 def test_a_folder_that_holds_no_tokenizer_is_refused_in_one_line(
@@ -87,6 +93,22 @@ def test_a_folder_that_holds_no_tokenizer_is_refused_in_one_line(
         sentences(path, tokenizer=str(folder))
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_pairs_that_the_vocabulary_lacks_are_refused_in_one_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", {"s1": "run", "label": 0})
+    (tmp_path / "vocab.json").write_text('{"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "a": 4}')
+    (tmp_path / "merges.txt").write_text("a b\n")
+    with pytest.raises(InputError, match=r"tokenizers refuses it \(.*`b` out of vocabulary\); download it again"):
+        sentences(path, tokenizer=str(tmp_path))
+
+
+def test_a_tokenizer_without_the_library_is_refused_in_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(folder.parent / "a.jsonl", {"s1": "run", "label": 0})
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ResourceError, match=r"^data\.tokenizer needs .*: pip install 'potluck\[text\]'\.$"):
+        sentences(path, tokenizer=str(folder))
+    assert sentences(path, length=3).tokens == 4  # words of the texts themselves need no library
 
 
 def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
@@ -112,6 +134,8 @@ def test_bytes_are_joined_in_the_order_in_which_pairs_were_learned(tmp_path: Pat
         "\u0120lo",
         "\u0120low",
         "ow",
+        "'",
+        "s",
         "'s",
         "\u00c3",
         "\u00a9",
@@ -119,7 +143,7 @@ def test_bytes_are_joined_in_the_order_in_which_pairs_were_learned(tmp_path: Pat
     ]
     (tmp_path / "vocab.json").write_text(json.dumps({token: place for place, token in enumerate(tokens)}))
     (tmp_path / "merges.txt").write_text("#version: 0.2\nl o\n\u0120 lo\no w\n\u0120lo w\n' s\n", "utf-8")
-    pairs = BytePairTokenizer(tmp_path)
+    pairs = subword_tokenizer(tmp_path)
 
     def said(text: str) -> list[str]:
         return [tokens[token] for token in pairs(text)]
@@ -129,6 +153,7 @@ def test_bytes_are_joined_in_the_order_in_which_pairs_were_learned(tmp_path: Pat
     assert said("\u00e9") == ["\u00c3", "\u00a9"]  # two bytes in UTF-8
     assert said("l1l") == ["l", "1", "l"]  # digits and letters are words apart
     assert said("x") == ["<unk>"]  # only where the folder lacks a byte
+    assert pairs("l\ud800") == pairs("l?")
     assert (pairs.pad, pairs.start, pairs.separator) == (1, (0,), (2, 2))
     assert encode_row(pairs, 9, [4], [5]) == [0, 4, 2, 2, 5, 2]
 

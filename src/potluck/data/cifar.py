@@ -1,4 +1,12 @@
-"""CIFAR-10 and CIFAR-100 in their official binary layouts: per image, label bytes and 3072 bytes of channel planes."""
+"""CIFAR-10 and CIFAR-100 in their official binary layouts: per image, label bytes and 3072 bytes of channel planes.
+
+- CIFAR-10: the folder `cifar-10-batches-bin` with `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`; one
+  label byte before each image.
+- CIFAR-100: the folder `cifar-100-binary` with `train.bin` and `test.bin`; two label bytes, of which the second (the
+  fine class) counts.
+
+data.path is this folder, or the one that holds it. Inputs become (rows, 3, 32, 32).
+"""
 
 from __future__ import annotations
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from potluck.core import Augmentation, Examples, SettingsError, numpy_stream
 from potluck.data import partition
 from potluck.data.augment import CropFlip, CropFlipCutout
+from potluck.data.flower_partition import flower_shards
 from potluck.data.partition import (
+    Counts,
     RowPool,
     Rows,
     put_public_rows_first,
@@ -19,7 +23,7 @@ from potluck.data.partition import (
     strata_of,
     stratified_order,
 )
-from potluck.data.settings import Data
+from potluck.data.settings import FLOWER, Data
 from potluck.data.source import InputScaling, Source
 
 DRAWN_SAMPLES = 20
@@ -56,18 +60,21 @@ class Federation:
     The server's sets and the clients' training rows are disjoint. A client's own validation and test rows are drawn
     from the server's sets in the client's label mix, so two clients may hold the same row. With the partitions "user"
     and "groups" they are the users' own rows, unless whole users are held out. `public` is another source for the
-    server's public rows.
+    server's public rows. `tiers` is the tier of each client, which data.lean needs.
     """
 
-    def __init__(self, source: Source, data: Data, seed: int, public: Source | None = None) -> None:
+    def __init__(
+        self, source: Source, data: Data, seed: int, public: Source | None = None, tiers: Sequence[str] = ()
+    ) -> None:
         self.classes, self.shape = source.classes, source.shape
-        self._data, self._seed = data, seed
+        self._data, self._seed, self._tiers = data, seed, tiers
         _check_settings(source, data)
         natural = data.partition in ("user", "groups")
         self._users, self._named = (
             _user_of_each_row(source) if natural or data.held_out == "users" else (np.zeros(0, np.int64), 0)
         )
         self._users_keep_rows = natural and data.held_out == "rows"
+        self._source_users = None if source.users is None else source.users.numpy()
         splits = self._split(source)
         strata, count = strata_of(source.train, source.classes)
         train, validation, test = (
@@ -97,22 +104,34 @@ class Federation:
             raise IndexError(f"client {index} of {self.clients}")
         return self._shard(index)
 
+    def label_counts(self, index: int) -> Counts:
+        """How many training rows of each class the client with this index holds; all rows as one if they have none."""
+        return self._train.stratum_counts(self._partition[index])
+
+    @property
+    def idle_rows(self) -> int:
+        """Training rows that no client holds, if a partitioner of flwr-datasets left some over."""
+        if not self._data.partition.startswith(FLOWER):
+            return 0
+        return len(self._train) - sum(len(self._partition[index]) for index in range(self.clients))
+
     def _split(self, source: Source) -> dict[str, Rows]:
         """Splits the source's training rows into test, validation, public and train."""
         data, rows = self._data, len(source.train)
+        seed = self._seed if data.test_seed is None else data.test_seed
         strata = self._users if self._users_keep_rows else strata_of(source.train, source.classes)[0]
-        order = stratified_order(strata, numpy_stream(self._seed, "pools"))
+        order = stratified_order(strata, numpy_stream(seed, "pools"))
         test = 0 if source.test is not None and not self._users_keep_rows else round(data.test * rows)
         held = np.cumsum([test, round(data.validation * rows)])
         if data.held_out == "users":
-            order, held = put_users_first(self._users, order, held, numpy_stream(self._seed, "strangers"))
+            order, held = put_users_first(self._users, order, held, numpy_stream(seed, "strangers"))
         ends = [*held, held[-1] + data.public]
         if ends[-1] >= rows:
             raise SettingsError(
                 f"data.test, data.validation and data.public take {ends[-1]} of {rows} rows "
                 "and leave none to train on; lower one of them"
             )
-        kinds, rng = strata_of(source.train, source.classes)[0], numpy_stream(self._seed, "public rows")
+        kinds, rng = strata_of(source.train, source.classes)[0], numpy_stream(seed, "public rows")
         order = np.concatenate([order[: held[-1]], put_public_rows_first(order[held[-1] :], kinds, data, rng)])
         parts = np.split(order, ends)
         return {
@@ -123,7 +142,7 @@ class Federation:
         """Decides who holds which training rows and, if users keep their own, which validation and test rows."""
         self._own_rows: dict[str, partition.FixedPartition] = {}
         if self._data.partition not in ("user", "groups"):
-            self._partition: partition.Partition = self._make_partition()
+            self._partition: partition.Partition = self._make_partition(splits["train"])
             return
         by_user = self._data.partition == "user"
         assign = self._by_user(splits["train"]) if by_user else self._by_groups(splits["train"])
@@ -159,19 +178,48 @@ class Federation:
 
         return assign
 
-    def _make_partition(self) -> partition.Partition:
+    def _make_partition(self, train: Rows) -> partition.Partition:
         data, pool, rng = self._data, self._train, numpy_stream(self._seed, "partition")
+        if data.partition.startswith(FLOWER):
+            columns = dict(self._columns_to_divide_by(train))
+            found, self.clients = flower_shards(data, columns, len(pool), self._seed)
+            return found
+        if data.lean:
+            return partition.partition_by_tier(pool, self._tiers, data, self._divide, rng)
         if data.clients * (data.samples or 1) > len(pool):
+            if data.quantity_skew != "none":
+                raise SettingsError(
+                    f"data.quantity_skew = '{data.quantity_skew}' needs rows for all clients, and {data.clients} of "
+                    f"them want more than the {len(pool)} there are; lower data.clients or data.samples"
+                )
             return partition.DrawnPartition(pool, data, data.samples or DRAWN_SAMPLES, self._seed)
+        return self._divide(pool, data.clients, rng)
+
+    def _columns_to_divide_by(self, train: Rows) -> Iterator[tuple[str, NDArray[Any]]]:
+        """The label and the user of each training row, as far as there are any."""
+        labels = self._train.examples.column("y")
+        if labels.dim() == 1:
+            yield "label", labels.numpy()
+        if self._source_users is not None:
+            yield "user", self._source_users[train]
+
+    def _divide(self, pool: RowPool, clients: int, rng: np.random.Generator) -> partition.FixedPartition:
+        """Divides the rows of a pool among clients, without regard to their tiers."""
+        data, sizes = self._data, None
+        if data.quantity_skew != "none":
+            rows = len(pool) if data.samples is None else clients * data.samples
+            sizes = partition.skewed_sizes(rows, clients, data, rng)
         if data.partition == "iid":
-            return partition.partition_iid(pool, data.clients, data.samples, rng)
+            return partition.partition_iid(pool, clients, data.samples, rng, sizes)
         if data.partition == "labels":
-            return partition.partition_by_labels(pool, data.clients, data.labels, data.samples, rng)
-        if data.samples is not None:
-            return partition.partition_by_client_dirichlet(pool, data.clients, data.alpha, data.samples, rng)
+            return partition.partition_by_labels(pool, clients, data.labels, data.samples, rng, sizes, data.least)
+        if sizes is None and data.samples is not None:
+            sizes = np.full(clients, data.samples)
+        if sizes is not None:
+            return partition.partition_by_client_dirichlet(pool, sizes, data.alpha, rng)
         if data.balance:
-            return partition.partition_balanced(pool, data.clients, data.alpha, rng)
-        return partition.partition_by_class_dirichlet(pool, data.clients, data.alpha, rng)
+            return partition.partition_balanced(pool, clients, data.alpha, rng)
+        return partition.partition_by_class_dirichlet(pool, clients, data.alpha, rng)
 
     def _make_shard(self, index: int) -> ClientShard:
         return ClientShard(self, index, self._partition[index])
@@ -224,6 +272,18 @@ def _check_settings(source: Source, data: Data) -> None:
             )
     if data.partition in ("labels", "dirichlet") and (source.classes == 0 or source.train.columns["y"].dim() > 1):
         raise SettingsError(f"data.partition = '{data.partition}' needs one class per row; choose 'iid' or 'user'")
+    if data.lean and data.partition not in ("iid", "dirichlet"):
+        raise SettingsError(
+            f"data.lean = {data.lean:g} needs data.partition = 'iid' or 'dirichlet', not '{data.partition}'; "
+            "change one of them"
+        )
+    if data.lean and data.lean_by == "features" and source.train.columns["x"].dtype == torch.int64:
+        raise SettingsError(
+            f"data.lean_by = 'features' needs inputs of numbers, and {source.name} has tokens; choose 'labels'"
+        )
+    several = source.classes == 0 or source.train.columns["y"].dim() > 1
+    if data.lean and data.lean_by == "labels" and several:
+        raise SettingsError(f"data.lean = {data.lean:g} needs one class per row; leave it out")
     if data.public_partition == "dirichlet" and (source.classes == 0 or source.train.columns["y"].dim() > 1):
         raise SettingsError("data.public_partition = 'dirichlet' needs one class per row; choose 'stratified' or 'iid'")
     if data.augment != "none" and len(source.shape) != 3:

@@ -1,4 +1,11 @@
-"""IDX files, the format of MNIST and Fashion-MNIST: images and labels as bytes, plain or gzipped."""
+"""IDX files, the format of MNIST and Fashion-MNIST: images and labels as bytes, plain or gzipped (.gz).
+
+- `train-images-idx3-ubyte`: the images, (rows, height, width); they become (rows, 1, height, width).
+- `train-labels-idx1-ubyte`: the labels, (rows,), from 0.
+- `t10k-images-idx3-ubyte` and `t10k-labels-idx1-ubyte`, optional: the test rows.
+
+A dot may stand in place of the hyphen before "idx".
+"""
 
 from __future__ import annotations
 

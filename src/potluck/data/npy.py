@@ -1,4 +1,15 @@
-"""A folder of plain .npy files, possibly in shards. Inputs stay in the files and are read when a batch needs them."""
+"""A folder of plain .npy files, possibly in shards. Inputs stay in the files and are read when a batch needs them.
+
+- `x.npy`: the inputs, (rows, ...), bytes, whole numbers (tokens) or floats, in C order.
+- `y.npy`: the labels, (rows,): whole numbers from 0, or floats to regress on.
+- `user.npy`, optional: the user of each row, (rows,).
+- `x_test.npy` and `y_test.npy`, optional, both or neither: test rows, of the same type and shape.
+- `classes.npy`, optional: the names of the classes, as text.
+
+Each means what it means in an npz file. Each may be cut into shards: ``x-00000.npy``, ``x-00001.npy`` and so on,
+without a gap. All shards of `x` have the same type and row shape. `y` and `user` are one file each, or cut at the same
+rows.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +25,7 @@ from potluck.core import InputError
 from potluck.data.npz import reshape
 from potluck.data.safe_reading import existing_path, file_error, first_file, npy_header
 from potluck.data.settings import Data
-from potluck.data.source import Source, from_arrays, input_rows
+from potluck.data.source import Source, channels_first, from_arrays, input_rows
 from potluck.data.stored import Array, NpyFile, Rows, StoredRows
 
 Files = dict[str, list[NpyFile]]
@@ -47,6 +58,7 @@ def read(data: Data) -> Source:
         columns.get("y_test"),
         names=tuple(map(str, classes.tolist())) if classes is not None and classes.ndim == 1 else (),
         scale=data.scale,
+        layout=data.layout if data.layout == "auto" else "channels_first",
         name=str(folder),
     )
 
@@ -135,6 +147,6 @@ def _stored(shards: list[NpyFile], data: Data) -> StoredRows:
     """The inputs in these files, which are reshaped and resized when they are read."""
 
     def edit(values: Array, what: str, rows: Rows) -> Array:
-        return input_rows(reshape(values, data, what), what, data.size, rows)
+        return input_rows(channels_first(reshape(values, data, what), what, data.layout), what, data.size, rows)
 
     return StoredRows(shards, edit)

@@ -1,4 +1,20 @@
-"""NumPy's npz files: x and y and, if present, users, class names, a test set, or the offsets of recordings."""
+"""One NumPy file, as ``numpy.savez`` writes it. Arrays of Python objects are refused. The arrays:
+
+- `x`: the inputs, (rows, ...). Bytes (uint8) become floats in [0, 1] unless data.scale says otherwise; floats are used
+  as float32 and must be finite; other whole numbers are tokens.
+- `y`: the labels, (rows,): whole numbers from 0 are classes; floats are numbers to regress on. (rows, tokens) for a
+  label on every token; -100 there means none.
+- `user` (or `subject`, `speaker`), optional: the user of each row, (rows,), of any type that can be sorted; an empty
+  text means no user. If the file also has the plural (`users`, ...), a list of names, the column holds indices into
+  it.
+- `classes`, optional: the names of the classes, (classes,), as text.
+- `x_test`, `y_test`, optional, both or neither: test rows, of the same type and shape. Else data.test holds out rows.
+- `off`, optional: where recordings of different lengths begin in `x`, which then is (samples, channels): recording i
+  is ``x[off[i]:off[i + 1]]``. It rises from 0 to the samples of `x`. `y` and `user` then have one value for each
+  recording, and data.window cuts recordings into rows of (channels, window).
+
+Other arrays in the file are not read. ``data.shape`` reshapes each row of `x`, and ``data.size`` resizes images.
+"""
 
 from __future__ import annotations
 
@@ -105,6 +121,7 @@ def _source(arrays: dict[str, Array], data: Data, name: str) -> Source:
         names=names,
         size=data.size,
         scale=data.scale,
+        layout=data.layout,
         name=name,
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from potluck.core import Examples, SettingsError, numpy_stream
+from potluck.data.feature_order import feature_order
 from potluck.data.settings import Data
 
 Rows = NDArray[np.int64]
@@ -47,6 +49,10 @@ class RowPool:
     def pick(self, rows: Rows) -> Examples:
         """These rows as examples."""
         return self.examples.pick(torch.from_numpy(rows))
+
+    def subset(self, rows: Rows) -> RowPool:
+        """These rows as a pool of their own, which numbers them from 0."""
+        return RowPool(self.pick(rows), self.strata[rows], len(self.by_stratum))
 
     def stratum_counts(self, rows: Rows) -> Counts:
         """How many of these rows each stratum has."""
@@ -195,33 +201,84 @@ def even_split(total: int, parts: int) -> Counts:
     return total // parts + (np.arange(parts) < total % parts)
 
 
-def partition_iid(pool: RowPool, clients: int, samples: int | None, rng: np.random.Generator) -> FixedPartition:
-    """A random split into equal shards."""
+def skewed_sizes(rows: int, clients: int, data: Data, rng: np.random.Generator) -> Counts:
+    """How many of the rows each client holds, by `data.quantity_skew`; all rows are held.
+
+    Quantity skew of NIID-Bench (Li et al., ICDE 2022, arXiv:2102.02079) draws the shares again until everyone has ten
+    rows. Here everyone has `data.least` rows first, and the shares divide the rest: that always ends.
+    """
+    left = rows - data.least * clients
+    if left < 0:
+        raise SettingsError(
+            f"data.quantity_skew = '{data.quantity_skew}' needs data.least = {data.least} rows for each of {clients} "
+            f"clients, and there are {rows}; lower data.least or data.clients"
+        )
+    if data.quantity_skew == "dirichlet":
+        shares = rng.dirichlet(np.full(clients, data.beta))
+    else:
+        weights = np.arange(1, clients + 1, dtype=np.float64) ** -data.beta
+        shares = rng.permutation(weights / weights.sum())
+    return data.least + apportion(shares, left)
+
+
+def partition_iid(
+    pool: RowPool, clients: int, samples: int | None, rng: np.random.Generator, sizes: Counts | None = None
+) -> FixedPartition:
+    """A random split into equal shards, or into shards of these sizes."""
     order = rng.permutation(len(pool))
-    sizes = even_split(len(pool), clients) if samples is None else np.full(clients, samples)
+    if sizes is None:
+        sizes = even_split(len(pool), clients) if samples is None else np.full(clients, samples)
     owners = np.repeat(np.arange(clients), sizes)
     return FixedPartition(order[: len(owners)], owners, clients)
 
 
 def partition_by_labels(
-    pool: RowPool, clients: int, labels: int, samples: int | None, rng: np.random.Generator
+    pool: RowPool,
+    clients: int,
+    labels: int,
+    samples: int | None,
+    rng: np.random.Generator,
+    sizes: Counts | None = None,
+    least: int = 0,
 ) -> FixedPartition:
     """HeteroFL's non-IID split: each client holds one shard of each of its L labels.
 
     Every class is cut into L * clients / classes shards. The authors' code shuffles the shards over the clients, so
-    some clients get two shards of one label; here every client has L different labels.
+    some clients get two shards of one label; here every client has L different labels. With `sizes`, everyone has
+    `least` rows, and the other rows of a class are divided in proportion to what its clients' sizes have beyond that:
+    a client's rows come near its size, as far as its labels have rows.
     """
     present = np.flatnonzero(pool.sizes)
     sets = label_sets(clients, min(labels, len(present)), len(present), rng)
-    most = None if samples is None else even_split(samples, sets.shape[1])
+    most = None if samples is None or sizes is not None else even_split(samples, sets.shape[1])
+    floor = even_split(least, sets.shape[1])
     rows, holders = [], []
     for position, label in enumerate(present):
         owners, places = np.nonzero(sets == position)
-        shards = np.array_split(rng.permutation(pool.by_stratum[label]), max(len(owners), 1))
+        order = rng.permutation(pool.by_stratum[label])
+        if sizes is None:
+            shards = np.array_split(order, max(len(owners), 1))
+        else:
+            kept = order[: round(len(order) * sizes.sum() / len(pool))]
+            shards = _shards_by_size(kept, floor[places], sizes[owners] - least)
         for owner, place, shard in zip(owners, places, shards, strict=False):
             rows.append(shard if most is None else shard[: most[place]])
             holders.append(np.full(len(rows[-1]), owner))
     return FixedPartition(np.concatenate(rows), np.concatenate(holders), clients)
+
+
+def _shards_by_size(order: Rows, floors: Counts, more: Counts) -> list[Rows]:
+    """A shard of these rows for each client: as many as its floor, and of the rest in proportion to `more`."""
+    if not len(floors):
+        return []
+    rest = len(order) - int(floors.sum())
+    if rest < 0:
+        raise SettingsError(
+            f"data.quantity_skew finds a label with {len(order)} rows for {len(floors)} clients, of which data.least "
+            f"wants {int(floors.sum())}; lower data.least"
+        )
+    part = more / more.sum() if more.sum() else np.full(len(more), 1 / len(more))
+    return np.split(order, np.cumsum(floors + apportion(part, rest))[:-1])
 
 
 def label_sets(clients: int, labels: int, classes: int, rng: np.random.Generator) -> Rows:
@@ -279,9 +336,9 @@ def partition_balanced(pool: RowPool, clients: int, alpha: float, rng: np.random
 
 
 def partition_by_client_dirichlet(
-    pool: RowPool, clients: int, alpha: float, samples: int, rng: np.random.Generator
+    pool: RowPool, sizes: Counts, alpha: float, rng: np.random.Generator
 ) -> FixedPartition:
-    """The same number of rows for each client, in its own label mix drawn from a symmetric Dirichlet.
+    """Rows for each client, as many as its size, in its own label mix drawn from a symmetric Dirichlet.
 
     After Hsu et al. (2019, arXiv:1909.06335): if a class runs out, the mix goes on without it.
     """
@@ -289,12 +346,12 @@ def partition_by_client_dirichlet(
     queues = [rng.permutation(pool.by_stratum[label]) for label in present]
     used = np.zeros(len(present), np.int64)
     rows = []
-    for _ in range(clients):
+    for size in sizes.tolist():
         mix = rng.dirichlet(np.full(len(present), alpha))
-        counts = _limited_counts(mix, pool.sizes[present] - used, samples, rng)
+        counts = _limited_counts(mix, pool.sizes[present] - used, size, rng)
         rows += [queue[start : start + n] for queue, start, n in zip(queues, used, counts, strict=True)]
         used += counts
-    return FixedPartition(np.concatenate(rows), np.repeat(np.arange(clients), samples), clients)
+    return FixedPartition(np.concatenate(rows), np.repeat(np.arange(len(sizes)), sizes), len(sizes))
 
 
 def _limited_counts(mix: NDArray[np.float64], left: Counts, samples: int, rng: np.random.Generator) -> Counts:
@@ -306,6 +363,80 @@ def _limited_counts(mix: NDArray[np.float64], left: Counts, samples: int, rng: n
             open_ = (left - counts).astype(np.float64)
         counts = np.minimum(counts + rng.multinomial(missing, open_ / open_.sum()), left)
     return counts
+
+
+Divide = Callable[[RowPool, int, np.random.Generator], FixedPartition]
+"""Divides the rows of a pool among so many clients."""
+
+
+def partition_by_tier(
+    pool: RowPool, tiers: Sequence[str], data: Data, divide: Divide, rng: np.random.Generator
+) -> FixedPartition:
+    """Divides rows among tiers, so that labels or features lean by tier, and those of each tier among its clients.
+
+    `tiers`: the tier of each client. `divide`: the partition within a tier.
+    """
+    asked, by_label = f"data.lean = {data.lean:g}", data.lean_by == "labels"
+    present = np.flatnonzero(pool.sizes)
+    clients = {name: np.flatnonzero(np.array(tiers) == name) for name in dict.fromkeys(tiers)}
+    if len(clients) < 2:
+        raise SettingsError(f"{asked} needs clients of two tiers or more, and there is one; leave it out")
+    if by_label and len(present) < len(clients):
+        raise SettingsError(f"{asked} has {len(present)} classes for {len(clients)} tiers; leave it out")
+    sizes = np.array([len(theirs) for theirs in clients.values()])
+    if by_label:
+        homes, groups = home_tiers(len(present), sizes, rng), [pool.by_stratum[label] for label in present]
+    else:
+        homes, groups = stretches(feature_order(pool.examples), sizes, rng)
+    rows, owners = [], []
+    for (name, theirs), held in zip(clients.items(), leaning_rows(groups, homes, sizes, data.lean, rng), strict=True):
+        if len(held) < len(theirs) * (data.samples or 1):
+            each = "" if data.samples is None else f" with data.samples = {data.samples}"
+            raise SettingsError(
+                f"{asked} leaves tier '{name}' {len(held)} rows for {len(theirs)} clients{each}; lower it"
+            )
+        found = divide(pool.subset(held), len(theirs), rng)
+        shards = [held[found[index]] for index in range(len(theirs))]
+        rows += shards
+        owners.append(np.repeat(theirs, [len(shard) for shard in shards]))
+    return FixedPartition(np.concatenate(rows), np.concatenate(owners), len(tiers))
+
+
+def leaning_rows(
+    groups: Sequence[Rows], homes: Rows, sizes: Counts, lean: float, rng: np.random.Generator
+) -> list[Rows]:
+    """The rows of each tier: a share `lean` of every group at its home, and of the rest as many as it has clients.
+
+    `groups`: the rows of each class, or of each stretch of features; `homes`: the tier of each; `sizes`: the number of
+    clients of each tier.
+    """
+    found: list[list[Rows]] = [[] for _ in sizes]
+    others = []
+    for group, home in zip(groups, homes, strict=True):
+        order = rng.permutation(group)
+        stay = round(lean * len(order))
+        found[home].append(order[:stay])
+        others.append(order[stay:])
+    rest = rng.permutation(np.concatenate(others))
+    cuts = np.cumsum(apportion(sizes / sizes.sum(), len(rest)))[:-1]
+    return [np.concatenate([*own, more]) for own, more in zip(found, np.split(rest, cuts), strict=True)]
+
+
+def stretches(order: Rows, sizes: Counts, rng: np.random.Generator) -> tuple[Rows, list[Rows]]:
+    """Cuts rows in order into a stretch for each tier, as long as its share of the clients; the tier of each, and its
+    rows. Which tier comes first is drawn."""
+    homes = rng.permutation(len(sizes))
+    cuts = np.cumsum(apportion(sizes[homes] / sizes.sum(), len(order)))[:-1]
+    return homes, np.split(order, cuts)
+
+
+def home_tiers(classes: int, sizes: Counts, rng: np.random.Generator) -> Rows:
+    """The home tier of each class, at random: as many classes for a tier as its share of the clients, at least one."""
+    counts = apportion(sizes / sizes.sum(), classes)
+    for tier in np.flatnonzero(counts == 0):
+        counts[np.argmax(counts)] -= 1
+        counts[tier] += 1
+    return rng.permutation(np.repeat(np.arange(len(sizes)), counts))
 
 
 def partition_by_user(users: Rows, order: Rows, most: int | None, rng: np.random.Generator) -> FixedPartition:

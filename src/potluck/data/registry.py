@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from types import MappingProxyType
 
 import numpy as np
 
-from potluck.core import InputError, ResourceError, SettingsError
-from potluck.data import cifar, idx, npy, npz, sentences, tags, text
+from potluck.core import InputError, ResourceError, SettingsError, suggestion
+from potluck.data import cifar, frames, hub, idx, npy, npz, pictures, sentences, tags, text
 from potluck.data.settings import OWN, Data
 from potluck.data.source import Source, from_arrays
 
@@ -24,28 +23,35 @@ def _digits(data: Data) -> Source:
     return from_arrays(x, found.target, names=tuple("0123456789"), size=data.size, scale=data.scale, name="digits")
 
 
-_READERS: Mapping[str, Callable[[Data], Source]] = MappingProxyType(
+READERS: Mapping[str, Callable[[Data], Source]] = MappingProxyType(
     {
         "digits": _digits,
         "cifar10": cifar.read_cifar10,
         "cifar100": cifar.read_cifar100,
+        "huggingface": hub.read,
         "idx": idx.read,
         "npy": npy.read,
         "npz": npz.read,
+        "pictures": pictures.read,
         "sentences": sentences.read,
+        "table": frames.read,
         "tags": tags.read,
         "text": text.read,
     }
 )
+"""The function that reads each; the docstring of its module says what the files hold."""
 _ABOUT: Mapping[str, str] = MappingProxyType(
     {
         "digits": "scikit-learn's handwritten digits: 1,797 images of 8 x 8 in 10 classes; needs no files",
         "cifar10": "CIFAR-10: a folder cifar-10-batches-bin in the official binary layout",
         "cifar100": "CIFAR-100, its fine classes: a folder cifar-100-binary in the official binary layout",
+        "huggingface": "a data set of Hugging Face: a folder that save_to_disk wrote, or its name on the hub",
         "idx": "IDX files, such as MNIST and Fashion-MNIST: a folder with train-images-idx3-ubyte(.gz) and so on",
         "npy": "a folder of x.npy, y.npy, user.npy, ... or shards x-00000.npy, ...; rows of x are read when needed",
         "npz": "a NumPy file with x, y and optionally user (or subject, speaker), classes, x_test, y_test, off",
+        "pictures": "a folder of pictures (PNG, JPEG, ...), in a folder for each class, or for each user and class",
         "sentences": 'texts or pairs with a label, as in GLUE: a .jsonl file of {"s1": ..., "s2": ..., "label": ...}',
+        "table": "a CSV, TSV or Parquet file with named columns: features or texts, a label, a user",
         "tags": 'words with BIO tags: .jsonl of {"tokens": [...], "tags": [...]}; in a folder, every file is a user',
         "text": 'text by user, for the next word or character: a .jsonl file of {"user": ..., "lines": [...]}',
     }
@@ -63,12 +69,11 @@ def load(data: Data) -> Source:
         raise SettingsError(
             f"data.name = '{OWN}' stands for data of your own; hand it over in Python: potluck.run.run(source=...)."
         )
-    if data.name not in _READERS:
-        near = difflib.get_close_matches(data.name, _READERS, 1)
-        hint = f"Did you mean '{near[0]}'?" if near else f"There are {', '.join(_READERS)}."
-        raise SettingsError(f"data.name = '{data.name}' is not known. {hint}")
+    if data.name not in READERS:
+        hint = suggestion(data.name, READERS, f"There are {', '.join(READERS)}.")
+        raise SettingsError(f"data.name = '{data.name}' is not known.{hint}")
     try:
-        return _READERS[data.name](data)
+        return READERS[data.name](data)
     except OSError as error:
         raise InputError(f"{error.filename or data.path}: {error.strerror or error}; check data.path") from None
     except MemoryError:

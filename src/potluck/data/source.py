@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from potluck.core import Batch, Column, Examples, InputError, Prepare
+from potluck.data.settings import Layout
 from potluck.data.stored import Rows, StoredColumn, StoredRows, sample_rows
 
 Array = NDArray[Any]
@@ -52,6 +53,19 @@ def channel_values(values: tuple[float, ...], dims: int, device: torch.device) -
     return torch.tensor(values, dtype=torch.float32, device=device).view(1, -1, *(1 for _ in range(dims - 2)))
 
 
+@dataclass(frozen=True)
+class InputForm:
+    """What files the inputs came from. A model that leaves Potluck is told this, to read such files itself."""
+
+    kind: Literal["array", "picture", "table", "text", "tags", "stream"]
+    """array: rows of numbers; table: columns of numbers; text: one text or two in a row; tags: a list of words; stream:
+    text whose next token is predicted."""
+    columns: tuple[str, ...] = ()
+    """The names of the columns that hold the inputs, in order."""
+    tokenizer: Mapping[str, Any] | None = None
+    """How texts become token ids, as plain values (`plain_tokenizer`)."""
+
+
 @dataclass(frozen=True, eq=False)
 class Source:
     """A data set. Its columns are in memory; inputs may also stay in files (`StoredColumn`)."""
@@ -76,6 +90,8 @@ class Source:
     """The token that ends the first text of a row if rows may hold two texts; -1: they hold one."""
     tagged: bool = False
     """Whether the labels of a row are BIO tags of its tokens; `names` holds the tags."""
+    form: InputForm | None = None
+    """What files the inputs came from; None: not known."""
 
     @cached_property
     def fingerprint(self) -> str:
@@ -125,23 +141,26 @@ def from_arrays(
     names: tuple[str, ...] = (),
     size: tuple[int, ...] = (),
     scale: InputScaling | str = "auto",
+    layout: Layout = "auto",
     name: str = "arrays",
 ) -> Source:
-    """A source made of your own arrays: x of (rows, ...), y of (rows,) whole numbers from 0, or floats to regress on.
+    """A source made of your own arrays: x of (rows, ...), y of (rows,): names of classes, whole numbers from 0, or
+    floats to regress on.
 
     `user` gives the user of each row, in any values that can be sorted; an empty name means no user. Arrays are shared
     if their type allows it, not copied. `size` is as in `Data.size`; `scale` is an `InputScaling`, or "auto" or
-    "standard" as in `Data.scale`.
+    "standard" as in `Data.scale`; `layout` is as in `Data.layout`.
     """
     if (x_test is None) != (y_test is None):
         raise InputError(f"{name}: x_test and y_test go together; give both or neither")
-    inputs, labels = _inputs(x, f"{name}: x", size), _labels(y, f"{name}: y")
+    y, names, y_test = number_classes(y, names, y_test, name)
+    inputs, labels = _inputs(x, f"{name}: x", size, layout), _labels(y, f"{name}: y")
     _check_equal_rows(name, x=inputs, y=labels)
     prepare = scale if isinstance(scale, InputScaling) else _scaling_for(inputs, scale)
     columns = [labels]
     test = None
     if x_test is not None and y_test is not None:
-        other, answers = _inputs(x_test, f"{name}: x_test", size), _labels(y_test, f"{name}: y_test")
+        other, answers = _inputs(x_test, f"{name}: x_test", size, layout), _labels(y_test, f"{name}: y_test")
         _check_equal_rows(name, x_test=other, y_test=answers)
         if other.shape[1:] != inputs.shape[1:] or other.dtype != inputs.dtype:
             raise InputError(
@@ -158,6 +177,7 @@ def from_arrays(
         shape=tuple(inputs.shape[1:]),
         users=None if user is None else _users(user, len(inputs), name),
         names=names,
+        form=InputForm("array"),
     )
 
 
@@ -167,15 +187,70 @@ def _array(values: ArrayLike, what: str) -> Array:
     except ValueError as error:
         raise InputError(f"{what} is not an array: {error}") from None
     if found.dtype.hasobject:
-        raise InputError(f"{what} holds Python objects; give numbers")
+        found = _strings(found, what)
     if found.ndim == 0 or len(found) == 0:
         raise InputError(f"{what} holds no rows; give at least one")
     return found
 
 
-def _inputs(values: ArrayLike | StoredRows, what: str, size: tuple[int, ...]) -> Array | StoredRows:
+def _strings(found: Array, what: str) -> Array:
+    """Python's strings as NumPy's, as pandas has them; an error for all other objects."""
+    for each in found.reshape(-1).tolist():
+        if each is None or each != each:
+            raise InputError(f"{what} lacks values; fill them in, or leave the rows out")
+        if not isinstance(each, str):
+            raise InputError(f"{what} holds Python objects; give numbers")
+    return found.astype(np.str_)
+
+
+def number_classes(
+    y: ArrayLike, names: tuple[str, ...], y_test: ArrayLike | None, name: str
+) -> tuple[ArrayLike, tuple[str, ...], ArrayLike | None]:
+    """Labels that are names, as numbers: places in `names`, or in alphabetical order if that is empty."""
+    found = _array(y, f"{name}: y")
+    if found.dtype.kind != "U":
+        return found, names, y_test
+    known = names or tuple(np.unique(found).tolist())
+    answers = None if y_test is None else _places(_array(y_test, f"{name}: y_test"), known, f"{name}: y_test")
+    return _places(found, known, f"{name}: y"), known, answers
+
+
+def _places(found: Array, names: tuple[str, ...], what: str) -> Array:
+    """The place of each label in the names."""
+    places = {each: place for place, each in enumerate(names)}
+    labels = found.reshape(-1).tolist()
+    if odd := [label for label in labels if label not in places]:
+        raise InputError(f"{what}: {odd[0]!r} is none of the classes {', '.join(names[:8])}")
+    return np.array([places[label] for label in labels]).reshape(found.shape)
+
+
+def _inputs(values: ArrayLike | StoredRows, what: str, size: tuple[int, ...], layout: Layout) -> Array | StoredRows:
     """The inputs of a source; stored rows have their type and size already."""
-    return values if isinstance(values, StoredRows) else input_rows(_array(values, what), what, size)
+    if isinstance(values, StoredRows):
+        refuse_channels_last(values.shape, what, layout)
+        return values
+    return input_rows(channels_first(_array(values, what), what, layout), what, size)
+
+
+CHANNELS = (1, 3, 4)
+"""How many channels pictures have: grey, red-green-blue, and these with transparency."""
+
+
+def channels_first(values: Array, what: str, layout: Layout) -> Array:
+    """Pictures as (rows, channels, height, width)."""
+    if layout == "channels_last" and values.ndim == 4:
+        return np.ascontiguousarray(values.transpose(0, 3, 1, 2))
+    refuse_channels_last(values.shape, what, layout)
+    return values
+
+
+def refuse_channels_last(shape: tuple[int, ...], what: str, layout: Layout) -> None:
+    """Refuses what looks like pictures with their channels last, unless the settings say that it is not."""
+    if layout == "auto" and len(shape) == 4 and shape[3] in CHANNELS and min(shape[1:3]) > max(CHANNELS):
+        raise InputError(
+            f"{what} has the shape {tuple(shape)}, like pictures with their channels last; set data.layout (in Python: "
+            'layout=) to "channels_last", or to "channels_first" if the second number is the channels'
+        )
 
 
 def input_rows(values: Array, what: str, size: tuple[int, ...], numbers: Rows | None = None) -> Array:

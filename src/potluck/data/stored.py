@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,6 +18,12 @@ from potluck.core import InputError
 
 Array = NDArray[Any]
 Rows = NDArray[np.int64]
+RowEdit = Callable[[Array, str, Rows], Array]
+"""Turns rows as stored into rows as used; it gets the name of their file and their numbers in it for errors."""
+
+IN_MEMORY = 2 << 30
+"""Pictures, and inputs of a torch or Hugging Face data set, that take more bytes than this stay where they are; a
+larger CSV or Parquet file is refused."""
 
 SAMPLE_ROWS = 4096
 """The most rows of a stored column that its fingerprint covers ..."""
@@ -74,14 +80,24 @@ class NpyFile:
             done += count
 
 
+class RowFile(Protocol):
+    """A file, or several, of which rows are read when they are asked for."""
+
+    @property
+    def path(self) -> Path:
+        """What an error names."""
+
+    def __len__(self) -> int: ...
+    def read(self, rows: Rows) -> Array: ...
+
+
 class StoredRows:
     """Rows of one or several files, end to end, like a NumPy array of which only the rows asked for are read.
 
-    `edit` turns rows as stored into rows as used; it gets the name of their file and their numbers in it for errors. It
-    treats each row by itself, so that a row has the same bits in every batch.
+    `edit` treats each row by itself, so that a row has the same bits in every batch.
     """
 
-    def __init__(self, files: Sequence[NpyFile], edit: Callable[[Array, str, Rows], Array]) -> None:
+    def __init__(self, files: Sequence[RowFile], edit: RowEdit) -> None:
         self._files, self._edit = tuple(files), edit
         self._ends = np.cumsum([len(file) for file in files])
         first = self._read(0, np.zeros(1, np.int64))
@@ -112,6 +128,16 @@ class StoredRows:
         file = self._files[index]
         rows = numbers - (self._ends[index] - len(file))
         return self._edit(file.read(rows), str(file.path), rows)
+
+
+def in_memory_or_stored(
+    file: RowFile, row_bytes: int, edit: RowEdit = lambda values, what, rows: values
+) -> Array | StoredRows:
+    """All rows of a file, if they take at most `IN_MEMORY` bytes; else rows that are read when a batch needs them."""
+    if len(file) * row_bytes <= IN_MEMORY:
+        rows = np.arange(len(file))
+        return edit(file.read(rows), str(file.path), rows)
+    return StoredRows([file], edit)
 
 
 class StoredColumn:

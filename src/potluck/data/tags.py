@@ -1,4 +1,8 @@
-"""Words with BIO tags, for named-entity recognition: .jsonl files of {"tokens": [...], "tags": [...]}.
+"""Words with BIO tags, for named-entity recognition: a .jsonl file, or a folder of them. On each line a record:
+
+    {"tokens": ["Anna", "lives", "in", "New", "York"], "tags": ["B-PER", "O", "O", "B-LOC", "I-LOC"], "user": "anna"}
+
+`tokens` are the words; `tags` as many tags: O, or B- or I- and a kind; `user`, optional, a text.
 
 The tag of a word is the label of its first token; its other tokens are ignored. Words beyond data.length are left out,
 in scores too. In a folder every file is a user (for example a hospital). Tags are numbered over all files, so that all
@@ -17,8 +21,8 @@ from potluck.core import InputError
 from potluck.data.jsonl import Record, cache_key, records_of_all_files
 from potluck.data.safe_reading import check_padding, existing_path, file_error
 from potluck.data.settings import Data
-from potluck.data.source import IGNORED, Array, Source, from_arrays
-from potluck.data.tokenizer import Tokenizer, encode_row, load_tokenizer, with_tokenizer
+from potluck.data.source import IGNORED, Array, InputForm, Source, from_arrays
+from potluck.data.tokenizer import Tokenizer, encode_row, load_tokenizer, plain_tokenizer, with_tokenizer
 
 _SHAPE = 'give {"tokens": ["a", "word"], "tags": ["O", "B-thing"]}'
 
@@ -51,7 +55,7 @@ def _read(data: Data, states: object) -> Source:
         sides = _rows(_read_file(other), tokenizer, names, data.length, other)
     users = np.array([row.user for row in train]) if all(row.user for row in train) else None
     source = with_tokenizer(from_arrays(x, y, users, *sides, names=names, name=str(path)), tokenizer)
-    return replace(source, tagged=True)
+    return replace(source, tagged=True, form=InputForm("tags", ("tokens",), plain_tokenizer(tokenizer)))
 
 
 def _read_file(path: Path) -> list[TaggedSentence]:

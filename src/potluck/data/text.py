@@ -1,8 +1,13 @@
-"""Text by user from a .jsonl file, to predict the next word or character.
+"""Text by user from a .jsonl file, to predict the next word or character. On each line a record:
+
+    {"user": "anna", "lines": ["To be, or not to be", "that is the question"]}
+
+`user` is a text; `lines` a list of texts, or `text` one text in its place. The records of a user need not be
+neighbours.
 
 The defaults are FedRolex's on Stack Overflow: the 10,000 most frequent words, rows of 20 tokens. The lines of a user
-are joined to one stream, with <end> after each line, and cut into rows. The last row is padded, so that users with less
-than one row take part too (in the authors' code they count in the average without any training).
+are joined to one stream, with ``<end>`` after each line, and cut into rows. The last row is padded, so that users with
+less than one row take part too (in the authors' code they count in the average without any training).
 """
 
 from __future__ import annotations
@@ -10,6 +15,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +24,7 @@ from potluck.core import InputError
 from potluck.data.jsonl import records
 from potluck.data.safe_reading import check_padding, existing_path, file_error
 from potluck.data.settings import Data
-from potluck.data.source import IGNORED, Array, Source, from_arrays
+from potluck.data.source import IGNORED, Array, InputForm, Source, from_arrays
 
 RESERVED = ("<pad>", "<unknown>", "<end>")
 """The first tokens: padding, a word that the vocabulary lacks, and the end of a line (also before the first line)."""
@@ -46,7 +52,9 @@ def read(data: Data) -> Source:
         raise file_error(path, "no text in it; check data.path")
     names, codes = _vocabulary(known, held, data.vocabulary)
     x, y, users = _rows([codes[stream] for stream in held], data, path)
-    return from_arrays(x, y, users, names=names, name=str(path))
+    told = {"kind": data.tokens, "known": {name: place for place, name in enumerate(names)}, "unknown": UNKNOWN}
+    form = InputForm("stream", ("lines",), {**told, "pad": 0, "start": [END], "separator": [END]})
+    return replace(from_arrays(x, y, users, names=names, name=str(path)), form=form)
 
 
 def tokenize(line: str, tokens: str) -> Sequence[str]:

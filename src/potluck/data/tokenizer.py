@@ -6,17 +6,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
 from potluck.core import Batch, Examples, InputError, SettingsError
-from potluck.data.byte_pairs import VOCABULARY as PAIRS
-from potluck.data.byte_pairs import BytePairTokenizer
 from potluck.data.settings import Data
 from potluck.data.source import Source
+from potluck.data.subwords import WORD_PIECES, SubwordTokenizer, subword_tokenizer
 from potluck.data.text import END, RESERVED, UNKNOWN, tokenize
-from potluck.data.wordpiece import VOCABULARY, WordPieceTokenizer
 
 
 class Tokenizer(Protocol):
@@ -64,6 +62,15 @@ class WordTokenizer:
         return [self.known.get(token, self.unknown) for token in tokenize(text, self.tokens)]
 
 
+def plain_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
+    """A tokenizer as plain values, for JSON: its kind, the id of each known token, and the special tokens."""
+    if not isinstance(tokenizer, WordTokenizer | SubwordTokenizer):
+        raise TypeError(f"a {type(tokenizer).__name__} cannot be written as plain values")
+    how = tokenizer.how if isinstance(tokenizer, SubwordTokenizer) else {"kind": tokenizer.tokens}
+    told = {"kind": how["kind"], "known": tokenizer.known, **how, "pad": tokenizer.pad, "unknown": tokenizer.unknown}
+    return {**told, "start": list(tokenizer.start), "separator": list(tokenizer.separator)}
+
+
 @dataclass(frozen=True)
 class TrimPadding:
     """Cuts a batch to its longest row, so that no time is spent on padding that all rows share."""
@@ -94,9 +101,9 @@ def load_tokenizer(data: Data, texts: Iterable[str]) -> Tokenizer:
     folder = Path(data.tokenizer)
     if not folder.is_dir():
         raise InputError(
-            f"data.tokenizer = '{data.tokenizer}' is not a folder; name one with {VOCABULARY}, or leave it out"
+            f"data.tokenizer = '{data.tokenizer}' is not a folder; name one with {WORD_PIECES}, or leave it out"
         )
-    return BytePairTokenizer(folder) if (folder / PAIRS).is_file() else WordPieceTokenizer(folder)
+    return subword_tokenizer(folder)
 
 
 def encode_row(tokenizer: Tokenizer, length: int, one: Sequence[int], two: Sequence[int] | None = None) -> list[int]:

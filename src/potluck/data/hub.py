@@ -1,0 +1,221 @@
+"""Hugging Face's data sets: a folder that `save_to_disk` wrote, a `Dataset` in Python, or a name on the hub."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from potluck.core import InputError, ResourceError
+from potluck.data import stored
+from potluck.data.frames import column_of, first_line, no_numbers, require_column, source_of
+from potluck.data.pictures import is_grey, picture_bytes
+from potluck.data.settings import Data
+from potluck.data.source import Array, InputForm, Source, as_input_type, from_arrays
+from potluck.data.stored import Rows, StoredRows, in_memory_or_stored
+
+FLOAT = np.dtype(np.float32).itemsize
+
+
+def read(data: Data) -> Source:
+    """Reads a folder that `save_to_disk` wrote, or the data set of this name on the hub where there is a network."""
+    library = _library()
+    if not data.path:
+        raise InputError(
+            f"data.name = '{data.name}' reads a data set: set data.path to its folder, or to its name on the hub"
+        )
+    try:
+        found = library.load_from_disk(data.path) if Path(data.path).exists() else library.load_dataset(data.path)
+    except Exception as error:  # whatever the library, its readers and the network may raise
+        raise InputError(f"{data.path}: no data set that can be read ({first_line(error)}); check data.path") from None
+    return from_splits(found, data, data.path)
+
+
+def from_hub(
+    dataset: Any,
+    label: str = "label",
+    user: str = "",
+    *,
+    text: str = "",
+    features: Iterable[str] = (),
+    size: tuple[int, ...] = (),
+    length: int = 20,
+    scale: str = "auto",
+    name: str = "",
+) -> Source:
+    """A source made of a Hugging Face `Dataset`, or of a `DatasetDict` with "train" and "test", by column names.
+
+    Columns are as in `from_frame`. `features` may be one column of pictures; by default it is the one that there is.
+    """
+    columns = {"label_column": label, "user_column": user, "text_column": text, "feature_columns": tuple(features)}
+    settings = replace(Data(length=length, scale=scale, size=size), **columns)  # type: ignore[arg-type]
+    return from_splits(dataset, settings, name or "data set")
+
+
+def from_splits(found: Any, data: Data, name: str) -> Source:
+    """A source made of one split, or of the splits "train" and "test" (or "validation" if there is no test)."""
+    if isinstance(found, Mapping):
+        if "train" not in found:
+            raise InputError(f"{name}: there is no split 'train'; there are {', '.join(map(str, found))}")
+        train, test = found["train"], found.get("test", found.get("validation"))
+    else:
+        train, test = found, None
+    if getattr(train, "features", None) is None or not hasattr(train, "__len__"):
+        raise InputError(f"{name}: a stream has no rows that can be drawn by number; save it with save_to_disk first")
+    pictures = _picture_column(train, data)
+    if pictures:
+        return _pictures(train, test, pictures, data, name)
+    features = _number_columns(train, data)
+    if not data.text_column and len(train) * len(features) * FLOAT > stored.IN_MEMORY:
+        return _stored_numbers(train, test, features, data, name)
+    frames = [None if each is None else _frame(each, data) for each in (train, test)]
+    assert frames[0] is not None
+    return source_of(frames[0], frames[1], data, name)
+
+
+def _library() -> Any:
+    try:
+        import datasets
+    except ModuleNotFoundError:
+        raise ResourceError("Hugging Face's data sets are read by datasets: pip install 'potluck[hub]'.") from None
+    return datasets
+
+
+def _picture_column(dataset: Any, data: Data) -> str:
+    """The column of pictures that is the input; empty: there is none."""
+    images = [name for name, kind in dataset.features.items() if type(kind).__name__ == "Image"]
+    if data.text_column:
+        return ""
+    if data.feature_columns:
+        return data.feature_columns[0] if list(data.feature_columns) == images[:1] else ""
+    return images[0] if images else ""
+
+
+def _frame(dataset: Any, data: Data) -> Any:
+    """The columns that are used, as a pandas frame; classes by name."""
+    wanted = [data.label_column, data.user_column or "user", data.text_column, *data.feature_columns]
+    all_of_them = not data.feature_columns and not data.text_column
+    kept = [name for name in dataset.column_names if all_of_them or name in wanted]
+    frame = dataset.select_columns(kept).to_pandas()
+    names = getattr(dataset.features.get(data.label_column), "names", None)
+    if names:
+        frame[data.label_column] = [names[index] for index in frame[data.label_column]]
+    return frame
+
+
+def _number_columns(dataset: Any, data: Data) -> tuple[str, ...]:
+    """The columns of inputs, if they are numbers."""
+    taken = {data.label_column, data.user_column or "user"}
+    return data.feature_columns or tuple(name for name in dataset.column_names if name not in taken)
+
+
+def _stored_numbers(train: Any, test: Any, features: tuple[str, ...], data: Data, name: str) -> Source:
+    """A table whose inputs stay in the data set's files; labels and users are read at once."""
+    user = data.user_column or ("user" if "user" in train.column_names else "")
+
+    def column(dataset: Any, wanted: str, setting: str) -> Array:
+        require_column(wanted, dataset.column_names, setting, name)
+        frame = _frame(dataset.select_columns([wanted]), replace(data, feature_columns=()))
+        return column_of(frame, wanted, setting, name)
+
+    def numbers(dataset: Any) -> StoredRows:
+        for each in features:
+            require_column(each, dataset.column_names, "data.feature_columns", name)
+            kind = str(getattr(dataset.features[each], "dtype", "other"))
+            if not kind.startswith(("int", "uint", "float", "bool")):
+                raise no_numbers(each, "texts" if "string" in kind else f"{kind} values", name)
+        return StoredRows([HubNumbers(dataset.select_columns(list(features)), name, features)], as_input_type)
+
+    found = from_arrays(
+        numbers(train),
+        column(train, data.label_column, "data.label_column"),
+        column(train, user, "data.user_column").astype(str) if user else None,
+        None if test is None else numbers(test),
+        None if test is None else column(test, data.label_column, "data.label_column"),
+        scale=data.scale,
+        name=name,
+    )
+    return replace(found, form=InputForm("table", features))
+
+
+def _pictures(train: Any, test: Any, column: str, data: Data, name: str) -> Source:
+    others = replace(data, feature_columns=(), text_column="")
+    frames = [None if each is None else _frame(each.remove_columns([column]), others) for each in (train, test)]
+    label, user = data.label_column, data.user_column or ("user" if "user" in train.column_names else "")
+    for wanted in (label, *([user] if user else [])):
+        if wanted not in train.column_names:
+            raise InputError(f"{name}: there is no column '{wanted}'; there are {', '.join(train.column_names)}")
+    names = getattr(train.features.get(label), "names", None)
+    size = data.size or _size_of(train, column)
+    assert frames[0] is not None
+    source = from_arrays(
+        _picture_rows(train, column, size, name),
+        frames[0][label].to_numpy(),
+        frames[0][user].astype(str).to_numpy() if user else None,
+        None if test is None else _picture_rows(test, column, size, name),
+        None if frames[1] is None else frames[1][label].to_numpy(),
+        names=tuple(names) if names else (),
+        scale=data.scale,
+        layout="channels_first",
+        name=name,
+    )
+    return replace(source, form=InputForm("picture", (column,)))
+
+
+def _size_of(dataset: Any, column: str) -> tuple[int, ...]:
+    first = dataset[0][column]
+    return (1 if is_grey(first) else 3, first.height, first.width)
+
+
+def _picture_rows(dataset: Any, column: str, size: tuple[int, ...], name: str) -> Array | StoredRows:
+    rows = HubPictures(dataset.select_columns([column]), name, column, size)
+    return in_memory_or_stored(rows, math.prod(size))
+
+
+@dataclass(frozen=True)
+class _HubRows:
+    """Rows of a data set whose files are mapped into memory."""
+
+    dataset: Any
+    name: str
+
+    @property
+    def path(self) -> Path:
+        """What an error names."""
+        return Path(self.name)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+
+@dataclass(frozen=True)
+class HubPictures(_HubRows):
+    """Pictures, decoded when they are asked for."""
+
+    column: str
+    size: tuple[int, ...]
+
+    def read(self, rows: Rows) -> Array:
+        """These pictures, as bytes of (rows, channels, height, width)."""
+        out = np.empty((len(rows), *self.size), np.uint8)
+        for place, row in enumerate(rows.tolist()):
+            image = self.dataset[row][self.column]
+            out[place] = picture_bytes(image, self.size, f"{self.name}: picture {row}")
+        return out
+
+
+@dataclass(frozen=True)
+class HubNumbers(_HubRows):
+    """Columns of numbers."""
+
+    features: tuple[str, ...]
+
+    def read(self, rows: Rows) -> Array:
+        """These rows, as floats of (rows, columns); what has no value is NaN."""
+        found = self.dataset.with_format("arrow")[rows.tolist()]
+        columns = [found[each].to_numpy().astype(np.float32) for each in self.features]
+        return np.stack(columns, axis=1)

@@ -1,0 +1,360 @@
+"""Data comes in by the doors people have: pictures in folders, tables, torch data sets, Hugging Face's, arrays."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+from potluck.core import InputError, ResourceError
+from potluck.data import (
+    Data,
+    Federation,
+    from_arrays,
+    from_dataset,
+    from_frame,
+    from_hub,
+    load,
+)
+from potluck.data import stored as stored_rows
+from potluck.run import export, resume, run
+
+RNG = np.random.default_rng(0)
+PIXELS = RNG.integers(0, 256, (24, 6, 5, 3), dtype=np.uint8)
+LABELS = ["cat", "dog", "owl"] * 8
+PEOPLE = ["ann", "ben"] * 12
+
+
+def settings(**data):
+    return {
+        "name": "door",
+        "rounds": 2,
+        "cohort": 2,
+        "data": {"clients": 3, "test": 0.25, "validation": 0.0, **data},
+        "model": {"name": "mlp", "hidden": 4, "depth": 1},
+        "local": {"epochs": 1, "batch": 4},
+        "score": {"clients": 2},
+        "run": {"engine": "serial"},
+    }
+
+
+def inputs(source):
+    return source.train.column("x")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Pictures by user and class; the number of each is its row, so that order by name is order by row in a class."""
+    for row, (pixels, label, person) in enumerate(zip(PIXELS, LABELS, PEOPLE, strict=True)):
+        path = tmp_path / "pictures" / person / label
+        path.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path / f"{row:02}.png")
+    return tmp_path / "pictures"
+
+
+def test_pictures_are_read_with_their_classes_and_users(folder):
+    found = load(Data("pictures", str(folder), folders="user/class"))
+    order = sorted(range(24), key=lambda row: (PEOPLE[row], LABELS[row], row))
+    assert found.names == ("cat", "dog", "owl")
+    assert found.shape == (3, 6, 5)
+    assert torch.equal(inputs(found), torch.from_numpy(PIXELS[order].transpose(0, 3, 1, 2)))
+    assert found.train.column("y").tolist() == [found.names.index(LABELS[row]) for row in order]
+    assert found.users.tolist() == [int(PEOPLE[row] == "ben") for row in order]
+    assert found.train[slice(0, 1)]["x"].max() <= 1
+
+
+def test_pictures_by_class_have_no_users_and_may_have_test_pictures(folder):
+    found = load(Data("pictures", str(folder / "ann")))
+    assert (len(found.train), found.users, found.test) == (12, None, None)
+    (folder / "ann").rename(folder / "train")
+    (folder / "ben").rename(folder / "test")
+    split = load(Data("pictures", str(folder)))
+    assert (len(split.train), len(split.test)) == (12, 12)
+
+
+def test_pictures_larger_than_the_memory_are_read_when_a_batch_needs_them(folder, monkeypatch):
+    whole = load(Data("pictures", str(folder), folders="user/class"))
+    monkeypatch.setattr(stored_rows, "IN_MEMORY", 100)
+    stored = load(Data("pictures", str(folder), folders="user/class"))
+    assert not isinstance(stored.train.columns["x"], torch.Tensor)
+    rows = torch.tensor([5, 0, 23])
+    assert torch.equal(stored.train[rows]["x"], whole.train[rows]["x"])
+
+
+def test_pictures_of_several_sizes_need_a_size(folder):
+    Image.fromarray(PIXELS[0][:4]).convert("L").save(folder / "ann" / "cat" / "zz.png")
+    with pytest.raises(InputError, match=r"zz\.png: 4 x 5 pixels, and .* has 6 x 5; set data\.size"):
+        load(Data("pictures", str(folder), folders="user/class"))
+    found = load(Data("pictures", str(folder), folders="user/class", size=(3, 8, 8)))
+    assert found.shape == (3, 8, 8)
+    assert len(found.train) == 25
+
+
+def test_grey_pictures_have_one_channel(tmp_path):
+    for label in "ab":
+        (tmp_path / label).mkdir()
+        Image.fromarray(PIXELS[0]).convert("L").save(tmp_path / label / "1.png")
+    assert load(Data("pictures", str(tmp_path))).shape == (1, 6, 5)
+
+
+def test_what_is_no_picture_or_lies_elsewhere_is_told(folder, tmp_path):
+    (folder / "ann" / "cat" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n nothing")
+    with pytest.raises(InputError, match=r"broken\.png: not a picture that can be read"):
+        load(Data("pictures", str(folder), folders="user/class"))
+    with pytest.raises(InputError, match=r'other folders than data\.folders says; set data\.folders = "user/class"'):
+        load(Data("pictures", str(folder)))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="no pictures"):
+        load(Data("pictures", str(tmp_path / "empty")))
+
+
+TABLE = pd.DataFrame(
+    {
+        "age": np.arange(24) / 24,
+        "pulse": RNG.normal(size=24),
+        "diagnosis": LABELS,
+        "patient": PEOPLE,
+    }
+)
+
+
+@pytest.mark.parametrize("ending", [".csv", ".tsv"])
+def test_a_table_is_read_by_the_names_of_its_columns(tmp_path, ending):
+    TABLE.to_csv(tmp_path / f"t{ending}", index=False, sep="\t" if ending == ".tsv" else ",")
+    told = Data("table", str(tmp_path / f"t{ending}"), label_column="diagnosis", user_column="patient")
+    found = load(told)
+    assert found.names == ("cat", "dog", "owl")
+    assert found.shape == (2,)
+    assert np.array_equal(inputs(found).numpy(), TABLE[["age", "pulse"]].to_numpy(np.float32))
+    assert found.users.tolist() == [int(name == "ben") for name in PEOPLE]
+
+
+def test_a_frame_gives_what_its_file_gives(tmp_path):
+    TABLE.to_csv(tmp_path / "t.csv", index=False)
+    path = str(tmp_path / "t.csv")
+    read = load(Data("table", path, label_column="diagnosis", user_column="patient"))
+    made = from_frame(pd.read_csv(path), "diagnosis", "patient")
+    assert made.fingerprint == read.fingerprint
+
+
+def test_numbers_with_fractions_are_regressed_on_and_columns_can_be_chosen():
+    found = from_frame(TABLE, "pulse", features=["age"])
+    assert (found.classes, found.shape, found.users) == (0, (1,), None)
+
+
+def test_texts_of_a_table_are_tokenised_as_those_of_jsonl_files(tmp_path):
+    texts = [f"the {label} sat" for label in LABELS]
+    frame = pd.DataFrame({"note": texts, "label": LABELS, "user": PEOPLE})
+    found = from_frame(frame, text="note", length=6)
+    lines = [json.dumps({"s1": t, "label": y, "user": u}) for t, y, u in zip(texts, LABELS, PEOPLE, strict=True)]
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    other = load(Data("sentences", str(tmp_path / "t.jsonl"), length=6))
+    assert found.fingerprint == other.fingerprint
+    assert found.names == other.names == ("cat", "dog", "owl")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"label": "diagnosi"}, r"there is no column 'diagnosi' \(data\.label_column\); did you mean 'diagnosis'"),
+        ({"label": "diagnosis"}, r"column 'patient' holds texts, and inputs are numbers"),
+        ({"label": "diagnosis", "features": ["age", "wait"]}, r"there is no column 'wait'"),
+        ({"label": "diagnosis", "user": "nobody"}, r"there is no column 'nobody' \(data\.user_column\)"),
+    ],
+)
+def test_columns_that_do_not_fit_are_named(changes, said):
+    with pytest.raises(InputError, match=said):
+        from_frame(TABLE, **changes)
+
+
+@pytest.mark.parametrize(("ending", "reader"), [("csv", "from_csv"), ("tsv", "from_csv"), ("parquet", "from_parquet")])
+def test_a_table_larger_than_the_memory_is_refused_with_what_to_do(ending, reader, tmp_path, monkeypatch):
+    path = tmp_path / f"t.{ending}"
+    if ending == "parquet":
+        pytest.importorskip("pyarrow", reason="needs the package pyarrow")
+        pd.DataFrame({"a": np.zeros(5000), "label": np.zeros(5000, int)}).to_parquet(path)
+        assert path.stat().st_size < 10_000, "small on disk, large in memory"
+    else:
+        rows = "a,label\n" + "0.0,0\n" * 5000
+        path.write_text(rows.replace(",", "\t") if ending == "tsv" else rows)
+    monkeypatch.setattr(stored_rows, "IN_MEMORY", 29_999)
+    with pytest.raises(ResourceError, match=rf"{reader}\(.*\)\.save_to_disk.*name = .huggingface.") as caught:
+        load(Data("table", str(path)))
+    assert "\n" not in str(caught.value)
+    monkeypatch.setattr(stored_rows, "IN_MEMORY", 100_000)
+    assert len(load(Data("table", str(path))).train) == 5000
+
+
+@pytest.mark.filterwarnings("ignore:Cannot (locate|pickle)")
+def test_numbers_of_a_large_data_set_are_read_when_a_batch_needs_them(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets", reason="needs the package datasets")
+    frame = TABLE.assign(smokes=[True, False] * 12)
+    datasets.Dataset.from_pandas(frame).save_to_disk(tmp_path / "hf")
+    columns = {"label_column": "diagnosis", "user_column": "patient", "scale": "standard"}
+    asked = Data("huggingface", str(tmp_path / "hf"), **columns)
+    whole = load(asked)
+    monkeypatch.setattr(stored_rows, "IN_MEMORY", 10)
+    found = load(asked)
+    assert not isinstance(found.train.columns["x"], torch.Tensor)
+    rows = torch.tensor([5, 0, 23])
+    assert torch.equal(found.train[rows]["x"], whole.train[rows]["x"])
+    assert (found.form, found.names, found.users.tolist()) == (whole.form, whole.names, whole.users.tolist())
+    assert found.train.prepare == whole.train.prepare
+    assert found.fingerprint == load(asked).fingerprint
+    few = load(replace(asked, feature_columns=("smokes", "age")))
+    assert few.train[rows]["x"].shape == (3, 2)
+    with pytest.raises(InputError, match="column 'patient' holds texts, and inputs are numbers"):
+        load(replace(asked, feature_columns=("patient",)))
+    with pytest.raises(InputError, match=r"there is no column 'ages'.*did you mean 'age'"):
+        load(replace(asked, feature_columns=("ages",)))
+
+
+@pytest.mark.filterwarnings("ignore:Cannot (locate|pickle)")
+def test_a_gap_in_a_large_data_set_is_told_when_its_row_is_read(monkeypatch):
+    datasets = pytest.importorskip("datasets", reason="needs the package datasets")
+    monkeypatch.setattr(stored_rows, "IN_MEMORY", 10)
+    made = datasets.Dataset.from_dict({"age": [1, 2, None, 4], "label": [0, 1, 0, 1]})
+    found = from_hub(made, name="ages")
+    assert found.train[torch.tensor([0, 3])]["x"].tolist() == [[1.0], [4.0]]
+    with pytest.raises(InputError, match="ages holds NaN or infinity, first in row 2"):
+        found.train[torch.tensor([3, 2])]
+
+
+def test_a_gap_in_a_column_is_named_with_its_row():
+    frame = TABLE.copy()
+    frame.loc[7, "age"] = np.nan
+    with pytest.raises(InputError, match="column 'age' has no value in row 7"):
+        from_frame(frame, "diagnosis", "patient")
+
+
+class Walks(Dataset):
+    classes = ("cat", "dog", "owl")
+
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        return self.items[index]
+
+
+def test_a_torch_data_set_is_read_by_its_items(monkeypatch):
+    x, y = torch.randn(24, 3), torch.arange(24) % 3
+    found = from_dataset(TensorDataset(x, y), name="walks")
+    assert torch.equal(inputs(found), x)
+    assert found.train.column("y").tolist() == y.tolist()
+    named = from_dataset(Walks([{"x": row, "y": LABELS[n], "user": PEOPLE[n]} for n, row in enumerate(x.numpy())]))
+    assert (named.names, named.users.tolist()[:3]) == (("cat", "dog", "owl"), [0, 1, 0])
+    monkeypatch.setattr(stored_rows, "IN_MEMORY", 10)
+    stored = from_dataset(TensorDataset(x, y))
+    assert not isinstance(stored.train.columns["x"], torch.Tensor)
+    assert torch.equal(inputs(stored), x)
+
+
+def test_a_data_set_without_a_length_is_refused_and_not_read_for_ever():
+    class Endless(IterableDataset):
+        def __iter__(self):
+            while True:
+                yield torch.zeros(3), 0
+
+    with pytest.raises(InputError, match="Endless has no length"):
+        from_dataset(Endless())
+    with pytest.raises(InputError, match="item 1 is float32 of"):
+        from_dataset(Walks([(np.zeros(3, np.float32), 0), (np.zeros(4, np.float32), 1)]))
+    with pytest.raises(InputError, match=r"item 0 is 5; give \(x, y\)"):
+        from_dataset(Walks([5, 6]))
+
+
+def test_channels_last_is_refused_or_turned_round():
+    y = [0, 1] * 12
+    with pytest.raises(InputError, match=r"like pictures with their channels last; set data\.layout"):
+        from_arrays(PIXELS, y)
+    found = from_arrays(PIXELS, y, layout="channels_last")
+    assert found.shape == (3, 6, 5)
+    assert torch.equal(inputs(found), torch.from_numpy(PIXELS.transpose(0, 3, 1, 2).copy()))
+    assert from_arrays(PIXELS, y, layout="channels_first").shape == (6, 5, 3)
+
+
+def test_labels_and_users_of_arrays_may_be_texts():
+    found = from_arrays(PIXELS, LABELS, np.array(PEOPLE, object), layout="channels_last")
+    assert found.names == ("cat", "dog", "owl")
+    assert found.train.column("y").tolist() == [0, 1, 2] * 8
+    frame = from_arrays(TABLE[["age", "pulse"]].to_numpy(), TABLE["diagnosis"], TABLE["patient"])
+    assert frame.users.tolist() == [0, 1] * 12
+
+
+@pytest.mark.filterwarnings("ignore:Cannot (locate|pickle)")
+def test_a_folder_of_hugging_face_is_read(tmp_path):
+    datasets = pytest.importorskip("datasets", reason="needs the package datasets")
+    features = datasets.Features(
+        {
+            "image": datasets.Image(),
+            "label": datasets.ClassLabel(names=["cat", "dog", "owl"]),
+            "user": datasets.Value("string"),
+        }
+    )
+    rows = {"image": [Image.fromarray(each) for each in PIXELS], "label": LABELS, "user": PEOPLE}
+    made = datasets.Dataset.from_dict(rows, features=features)
+    datasets.DatasetDict({"train": made, "test": made.select(range(6))}).save_to_disk(tmp_path / "hf")
+    found = load(Data("huggingface", str(tmp_path / "hf")))
+    assert (found.names, found.shape, len(found.test)) == (("cat", "dog", "owl"), (3, 6, 5), 6)
+    assert torch.equal(inputs(found), torch.from_numpy(PIXELS.transpose(0, 3, 1, 2).copy()))
+    assert found.users.tolist() == [0, 1] * 12
+    texts = datasets.Dataset.from_dict({"text": [f"a {label}" for label in LABELS], "label": LABELS})
+    assert from_hub(texts, text="text", length=5).names == ("cat", "dog", "owl")
+    numbers = from_hub(datasets.Dataset.from_pandas(TABLE), "diagnosis", "patient")
+    assert numbers.fingerprint == from_frame(TABLE, "diagnosis", "patient").fingerprint
+
+
+def test_a_missing_library_is_named_with_its_extra(monkeypatch, tmp_path, folder):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ResourceError, match=r"pip install 'potluck\[hub\]'"):
+        load(Data("huggingface", str(tmp_path)))
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ResourceError, match=r"pip install 'potluck\[pictures\]'"):
+        load(Data("pictures", str(folder), folders="user/class"))
+    (tmp_path / "t.csv").write_text("a,label\n1,0\n")
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ResourceError, match=r"pip install 'potluck\[frames\]'"):
+        load(Data("table", str(tmp_path / "t.csv")))
+
+
+def test_a_run_on_pictures_is_resumed_and_exported_by_its_settings_alone(folder, tmp_path):
+    told = settings(name="pictures", path=str(folder), folders="user/class", partition="user")
+    whole = run(told, tmp_path / "whole")
+    run({**told, "rounds": 1}, tmp_path / "part")
+    again = resume(tmp_path / "part", rounds=2)
+    assert again.weights_sha256 == whole.weights_sha256
+    model = export(tmp_path / "whole", tmp_path / "model")
+    assert model.spec.options["classes"] == 3
+    assert tuple(model.spec.options["input"]) == (3, 6, 5)
+
+
+def test_a_run_on_a_frame_asks_for_the_same_frame_when_it_goes_on(tmp_path):
+    source = from_frame(TABLE, "diagnosis", "patient", name="clinic")
+    whole = run(settings(), tmp_path / "whole", source=source)
+    run({**settings(), "rounds": 1}, tmp_path / "part", source=source)
+    with pytest.raises(InputError, match="ran on data of your own"):
+        resume(tmp_path / "part", rounds=2)
+    other = from_frame(TABLE.iloc[::-1], "diagnosis", "patient", name="clinic")
+    with pytest.raises(InputError, match="is not the data of this run"):
+        resume(tmp_path / "part", rounds=2, source=other)
+    assert resume(tmp_path / "part", rounds=2, source=source).weights_sha256 == whole.weights_sha256
+    manifest = json.loads((tmp_path / "whole" / "manifest.json").read_text())
+    assert manifest["data"]["name"] == "clinic"
+    assert "digits" not in (tmp_path / "whole" / "settings.toml").read_text().split("[data]")[1].split("[")[0]
+
+
+def test_every_door_divides_its_rows_among_clients():
+    source = from_frame(TABLE, "diagnosis", "patient")
+    federation = Federation(source, Data(clients=2, partition="user", test=0.25, validation=0.0), 0)
+    held = [len(federation.shard(index).train) for index in range(federation.clients)]
+    assert sum(held) == 18
