@@ -1,13 +1,14 @@
 """The networks: their counts, their names, their norms."""
 
 import math
+import re
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from potluck.core import Newborn, stream
+from potluck.core import Newborn, SettingsError, stream
 from potluck.models import ModelZoo, make_spec
 
 NAMES = ("mlp", "lenet", "cnn", "resnet10", "resnet50", "preresnet18", "mobilenet_v2")
@@ -94,6 +95,44 @@ def test_preresnet18_has_the_parameters_one_counts_by_hand():
     # stage's first norm is as wide as the stage before (2 x 448 fewer), and there is a last norm (1024).
     spec = make_spec("preresnet18", input=(3, 32, 32), classes=10)
     assert ModelZoo(spec).cost(spec, 1).parameters == 11_173_962 - 128 - 2 * 896 - 2 * 448 + 1024
+
+
+def test_a_device_cnn_counts_as_the_cnn_and_has_strides_where_that_pools():
+    spec = small("device_cnn", norm="group", depth=3, input=(1, 9, 16))
+    assert count(spec) == count(small("cnn", norm="group", depth=3, input=(1, 9, 16)))
+    net = random_net(spec)
+    kinds = {type(module).__name__ for module in net.modules()}
+    assert kinds == {"Net", "Sequential", "PooledBody", "Conv", "GroupNorm", "ReLU", "Linear"}
+    x, sides = net.stem(torch.zeros(2, 1, 9, 16)), []
+    for block in net.body:
+        x = block(x)
+        sides.append(tuple(x.shape[2:]))
+    assert sides == [(5, 8), (3, 4), (2, 2)]
+    assert random_net(small("device_cnn", depth=4)).body[-1].conv.stride == (1, 1)  # its map is 2x2 already
+
+
+@pytest.mark.parametrize("norm", ["group", "none"])
+def test_a_shallow_device_cnn_is_the_beginning_of_a_deep_one(norm):
+    few, many = (ModelZoo(spec).shapes(spec) for spec in (small("device_cnn", norm, depth=depth) for depth in (1, 4)))
+    assert few.keys() < many.keys()
+    assert all(many[tensor] == few[tensor] for tensor in few)
+
+
+def test_a_device_mobilenet_is_the_mobilenet_with_group_norm():
+    given = {"input": (3, 32, 32), "classes": 10}
+    assert make_spec("device_mobilenet", **given) == make_spec("mobilenet_v2", norm="group", **given)
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("device_cnn", "device_cnn: norm = 'running' is not a choice"),
+        ("device_mobilenet", "device_mobilenet has the norm group; for norm = 'running' ask for 'mobilenet_v2'"),
+    ],
+)
+def test_device_networks_refuse_batch_norm(name, line):
+    with pytest.raises(SettingsError, match=re.escape(line)):
+        make_spec(name, norm="running", **DIGITS)
 
 
 def test_mobilenet_has_the_parameters_of_the_paper_s_network_with_ten_classes():

@@ -7,8 +7,8 @@ import torch
 from real_data import real
 
 from potluck.core import Newborn, SettingsError, stream
+from potluck.data.subwords import subword_tokenizer
 from potluck.data.tokenizer import encode_row
-from potluck.data.wordpiece import WordPieceTokenizer
 from potluck.models import ModelZoo, make_spec, tier_spec
 
 FIRST, SECOND, NOTHING = [1.0, 0.0], [0.0, 1.0], [0.0, 0.0]
@@ -81,7 +81,7 @@ STATES = {
 
 def test_a_real_encoder_s_tokens_are_its_own_tokenizer_s():
     folder = real("minilm-l6")
-    cut = WordPieceTokenizer(folder)
+    cut = subword_tokenizer(folder)
     assert json.loads((folder / "tokenizer.json").read_bytes())["model"]["vocab"] == cut.known
     assert encode_row(cut, 32, *map(cut, PAIR)) == IDS
     assert cut(ODD) == ODD_IDS

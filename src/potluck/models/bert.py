@@ -235,6 +235,9 @@ class Bert(Family):
             "dropout": DROPOUT,
         }
     )
+    read_first = FrozenDict(
+        {"pretrained": "A folder in Hugging Face's layout: sizes and weights come from it; depth may be smaller"}
+    )
     maps = False
     tokens = True
     class_layers = ("head.classifier",)

@@ -7,7 +7,7 @@ from torch import nn
 from potluck.core import Axis, Depth, FrozenDict, Spec
 from potluck.models.family import Base, Family
 from potluck.models.layers import Linear, Net, PooledBody, convolution
-from potluck.models.options import SCALER, Option, Options, norm_option
+from potluck.models.options import NORM_TEXT, SCALER, Option, Options, norm_option
 
 
 class CNN(Family):
@@ -34,6 +34,33 @@ class CNN(Family):
         side, blocks = min(height, width), []
         for index in range(len(spec.sizes) - 1):
             after = Axis(f"block{index}", spec.sizes[f"block{index}"])
-            blocks.append(convolution(before, after, options, pool=side > 2))
-            before, side = after, side // 2
+            blocks.append(self._block(before, after, options, smaller=side > 2))
+            before, side = after, self._half(side)
         return Net(convolution(channels, stem, options), PooledBody(*blocks), Linear(before, options["classes"]))
+
+    @staticmethod
+    def _block(before: Axis, after: Axis, options: Options, smaller: bool) -> nn.Module:
+        return convolution(before, after, options, pool=smaller)
+
+    @staticmethod
+    def _half(side: int) -> int:
+        return side // 2
+
+
+class DeviceCNN(CNN):
+    """The small CNN for training on devices: strides in place of pooling, group norm or none in place of batch norm.
+
+    A block has stride 2 while its map is larger than 2 on both sides. Names, groups and counts are those of ``cnn``.
+    """
+
+    name = "device_cnn"
+    about = "Small CNN that phones can train: strides in place of pooling, group norm"
+    options = FrozenDict({"norm": Option("group", NORM_TEXT, choices=("group", "none")), "scaler": SCALER})
+
+    @staticmethod
+    def _block(before: Axis, after: Axis, options: Options, smaller: bool) -> nn.Module:
+        return convolution(before, after, options, stride=2 if smaller else 1)
+
+    @staticmethod
+    def _half(side: int) -> int:
+        return (side + 1) // 2

@@ -7,23 +7,22 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, cast
 
-from potluck.core import EMPTY, SettingsError
+from potluck.core import EMPTY, SettingsError, suggestion
 from potluck.models.bert import Bert
-from potluck.models.cnn import CNN
+from potluck.models.cnn import CNN, DeviceCNN
 from potluck.models.family import Family
 from potluck.models.lenet import LeNet
 from potluck.models.mlp import MLP
 from potluck.models.mobilenet import MobileNetV2
-from potluck.models.options import hint
 from potluck.models.preresnet import PreResNet
 from potluck.models.resnet import ResNet
 from potluck.models.trace import REGISTERED, register
 from potluck.models.transformer import Transformer
 
-_LISTED = (MLP(), LeNet(), CNN(), ResNet(), PreResNet(), MobileNetV2(), Transformer(), Bert())
+LISTED = (MLP(), LeNet(), CNN(), DeviceCNN(), ResNet(), PreResNet(), MobileNetV2(), Transformer(), Bert())
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
-    ChainMap({each.name: each for each in _LISTED}, cast("dict[str, Family]", REGISTERED))
+    ChainMap({each.name: each for each in LISTED}, cast("dict[str, Family]", REGISTERED))
 )
 """The families listed here, and those that users register."""
 
@@ -31,7 +30,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 def families() -> Mapping[str, str]:
     """Every name of a listed model, and what it is."""
     found = {}
-    for family in _LISTED:
+    for family in LISTED:
         name = family.name
         found[name] = family.about
         for alias, arguments in family.aliases.items():
@@ -52,7 +51,7 @@ def find(name: str) -> tuple[Family, Mapping[str, Any]]:
             return family, EMPTY
         if name in family.aliases:
             return family, family.aliases[name]
-    raise SettingsError(f"there is no model family '{name}'.{hint(name, families())}")
+    raise SettingsError(f"there is no model family '{name}'.{suggestion(name, families())}")
 
 
 def _text(value: Any) -> str:

@@ -36,6 +36,8 @@ class Family(ABC):
     """The options besides ``input`` and ``classes``; the spec holds them."""
     base: ClassVar[Mapping[str, Option]] = EMPTY
     """Arguments from which the sizes of all groups follow; the spec holds those sizes instead."""
+    read_first: ClassVar[Mapping[str, str]] = EMPTY
+    """Arguments from which the family takes others before it checks them, and what each means."""
     maps: ClassVar[bool] = True
     """Whether an input is channels x height x width."""
     tokens: ClassVar[bool] = False
@@ -56,6 +58,18 @@ class Family(ABC):
         """A network of this (complete) spec on PyTorch's meta device: shapes without storage."""
         with torch.device("meta"):
             return self.net(spec)
+
+    def empty_net(self, spec: Spec, device: torch.device) -> nn.Module:
+        """A network of this (complete) spec on a device, whose tensors are still to be filled."""
+        return self.meta_net(spec).to_empty(device=device)
+
+    def uncut(self, spec: Spec) -> str:
+        """Why networks of this spec cannot be cut in width; empty: they can."""
+        return ""
+
+    def needs_numbers(self, spec: Spec) -> bool:
+        """Whether the network cannot run on the meta device, where there are shapes and no numbers."""
+        return False
 
     def resolve_options(self, options: dict[str, Any]) -> dict[str, Any]:
         """The options, with those replaced that follow from others; refuses what the family cannot do."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import safetensors
 import safetensors.torch
-from torch import nn
+from torch import Tensor, nn
 
-from potluck.core import Arrays, InputError, Model, Newborn, SettingsError, Spec, digest
+from potluck.core import EMPTY, Arrays, InputError, Model, Newborn, SettingsError, Spec, digest
 from potluck.models.initialise import check_arrays, load_net
 from potluck.models.pretrained import PICKLES, WEIGHTS_FILE
 from potluck.models.specs import complete
@@ -20,16 +21,29 @@ HEADER_FILE = "model.json"
 FORMAT = 1
 
 
-def save(folder: str | os.PathLike[str], model: Model) -> None:
-    """Write a model that has arrays into a folder; makes the folder if it does not exist."""
-    if isinstance(model, Newborn):
-        raise ValueError("a model without arrays cannot be saved")
+def save(folder: str | os.PathLike[str], model: Model, more: Mapping[str, Any] = EMPTY) -> None:
+    """Write a model that has arrays into a folder; makes the folder if it does not exist.
+
+    `more` is what ``model.json`` says besides the spec, as plain values.
+    """
+    arrays = _arrays(model)
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
-    arrays = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.arrays.items()}
-    header = {"format": FORMAT, "spec": complete(model.spec).plain(), "sha256": digest(arrays)}
     _write(place / WEIGHTS_FILE, safetensors.torch.save(arrays))
-    _write(place / HEADER_FILE, (json.dumps(header, indent=2) + "\n").encode())
+    write_header(place, model, more)
+
+
+def write_header(folder: Path, model: Model, more: Mapping[str, Any] = EMPTY) -> None:
+    """Write ``model.json`` alone, for formats that keep the weights elsewhere."""
+    arrays = _arrays(model)
+    header = {"format": FORMAT, "spec": complete(model.spec).plain(), "sha256": digest(arrays), **more}
+    _write(folder / HEADER_FILE, (json.dumps(header, indent=2) + "\n").encode())
+
+
+def _arrays(model: Model) -> dict[str, Tensor]:
+    if isinstance(model, Newborn):
+        raise ValueError("a model without arrays cannot be saved")
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.arrays.items()}
 
 
 def load(folder: str | os.PathLike[str]) -> nn.Module:
@@ -86,6 +100,8 @@ def _refuse_missing(path: Path) -> None:
         raise InputError(f"{path.parent} does not exist; name a folder with {HEADER_FILE} and {WEIGHTS_FILE}.")
     pickles = sorted(each.name for each in path.parent.iterdir() if each.suffix in PICKLES)
     refused = f" {pickles[0]} refused: pickle." if pickles else ""
+    graphs = [name for name in ("model.pt2", "model.onnx", "model.pte") if (path.parent / name).is_file()]
+    refused += f" Its {graphs[0]} is run by predict.py; to load it here, export it as safetensors." if graphs else ""
     raise InputError(f"{path.parent} holds no {path.name}.{refused}")
 
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from potluck.core import Arrays, Model, SettingsError, Spec
 from potluck.models.families import FAMILIES
-from potluck.models.meta_device import meta_net, shapes
+from potluck.models.meta_device import shapes
 from potluck.models.projection import add_projection, without_projection
 
 
@@ -34,7 +34,8 @@ def initial_model(spec: Spec, rng: torch.Generator) -> Model:
 def load_net(spec: Spec, arrays: Arrays) -> nn.Module:
     """A network with a copy of these arrays, on the device that holds them."""
     check_arrays(spec, arrays)
-    net = meta_net(spec).to_empty(device=next(iter(arrays.values())).device)
+    device = next(iter(arrays.values())).device
+    net = add_projection(FAMILIES[spec.family].empty_net(without_projection(spec), device), spec)
     net.load_state_dict(dict(arrays))
     return net
 

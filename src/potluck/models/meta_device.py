@@ -5,7 +5,8 @@ Every spec that comes here must be complete.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
@@ -23,10 +24,24 @@ Shape: TypeAlias = "tuple[tuple[int, ...], torch.dtype]"
 
 
 def probe(spec: Spec, batch: int) -> tuple[nn.Module, Tensor]:
-    """The network and a batch of inputs on the meta device: a forward pass gives shapes, and computes nothing."""
+    """The network and a batch of inputs on the meta device: a forward pass gives shapes, and computes nothing.
+
+    A network that needs numbers is on the CPU, with random ones, always the same.
+    """
     shape: Any = spec.options["input"]
-    dtype = torch.long if FAMILIES[spec.family].tokens else torch.float
+    tokens = FAMILIES[spec.family].tokens
+    if needs_numbers(spec):
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            torch.default_generator.manual_seed(0)
+            x = torch.zeros(batch, *shape, dtype=torch.long) if tokens else torch.randn(batch, *shape)
+            return add_projection(FAMILIES[spec.family].net(without_projection(spec)), spec), x
+    dtype = torch.long if tokens else torch.float
     return meta_net(spec), torch.zeros(batch, *shape, dtype=dtype, device="meta")
+
+
+def needs_numbers(spec: Spec) -> bool:
+    """Whether the network cannot run on the meta device."""
+    return FAMILIES[spec.family].needs_numbers(without_projection(spec))
 
 
 def meta_net(spec: Spec) -> nn.Module:
@@ -84,7 +99,8 @@ def cost(spec: Spec, batch: int) -> Work:
     """FLOPs of forward and backward, and the memory they need, for a batch of this size.
 
     FLOPs are those of matrix products and convolutions. Activations are the tensors that autograd saves for the
-    backward pass. Each storage counts once. The batch itself counts if a layer needs it.
+    backward pass. Each storage counts once. The batch itself counts if a layer needs it. A forward that depends on its
+    data is counted on one random batch.
     """
     (flops, saved), (more_flops, more_saved), weights = _step_counts(spec)
     return Work(
@@ -103,7 +119,22 @@ def _step_counts(spec: Spec) -> tuple[tuple[int, int], tuple[int, int], tuple[tu
     net, three = probe(spec, 3)
     two = three[:2].clone()  # a copy: the bytes of a whole storage are counted
     weights = tuple((tensor.numel(), tensor.nbytes) for tensor in net.parameters())
+    if needs_numbers(spec):  # two examples may take another way than three, so these are counted once
+        with _without_onednn():
+            flops, saved = _step_count(net, three)
+        return (flops * 2 // 3, saved * 2 // 3), (flops, saved), weights
     return _step_count(net, two), _step_count(net, three), weights
+
+
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    """Inside this context, recurrent layers on the CPU are matrix products, which are counted."""
+    before = torch._C._get_mkldnn_enabled()  # torch.backends.mkldnn.flags also sets TF32, with a warning
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
 
 
 def _step_count(net: nn.Module, batch: Tensor) -> tuple[int, int]:
@@ -117,7 +148,7 @@ def _step_count(net: nn.Module, batch: Tensor) -> tuple[int, int]:
     with FlopCounterMode(display=False) as counter:
         with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
             loss = net(batch).sum()
-        torch.autograd.grad(loss, list(net.parameters()))
+        torch.autograd.grad(loss, [each for each in net.parameters() if each.requires_grad], allow_unused=True)
     storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in saved}
     for tensor in (*net.parameters(), *net.buffers()):
         storages.pop(tensor.untyped_storage()._cdata, None)

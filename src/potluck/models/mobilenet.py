@@ -62,11 +62,13 @@ class MobileNetV2(Family):
 
     Groups: ``stem``, ``stage0`` to ``stage6`` for the outputs of the blocks of a stage (which are added), ``stage1.0``
     and so on for the expanded channels inside a block, ``last``. The first stage expands nothing and works on ``stem``.
+    As ``device_mobilenet`` it has group norm, so that phones can train it: its strides need no pooling.
     """
 
     name = "mobilenet_v2"
     about = "MobileNetV2 for 32x32 images"
     depth = tuple(stage.blocks for stage in STAGES)
+    aliases = FrozenDict({"device_mobilenet": {"norm": "group"}})
     options = FrozenDict({"norm": norm_option("running"), "scaler": SCALER})
 
     def groups(self, depth: Depth, base: Base, options: Options) -> dict[str, int]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from potluck.core import Depth, SettingsError
+from potluck.core import Depth, SettingsError, suggestion
 from potluck.core.plain import FrozenDict, Plain, freeze
 from potluck.models.norm import POLICIES
 
@@ -34,7 +33,7 @@ class Option:
         """The value, if it can be used; `where` names the setting in the error."""
         if self.choices:
             if value not in self.choices:
-                raise SettingsError(f"{where} = {value!r} is not a choice.{hint(value, self.choices)}")
+                raise SettingsError(f"{where} = {value!r} is not a choice.{suggestion(value, self.choices)}")
             return self.choices[self.choices.index(value)]
         if isinstance(self.default, int):
             return check_integer(where, value, int(self.low), int(self.high))
@@ -66,9 +65,12 @@ DROPOUT = Option(0.1, "share of the units that are left out at random in trainin
 LAYER_NORM = Option("layer", "layer norm, or nothing in its place", choices=("layer", "none"))
 
 
+NORM_TEXT = "the norm between a layer and its activation"
+
+
 def norm_option(default: str) -> Option:
     """The option ``norm`` of a family of convolutions or dense layers."""
-    return Option(default, "the norm between a layer and its activation", choices=POLICIES)
+    return Option(default, NORM_TEXT, choices=POLICIES)
 
 
 def portion(units: int, ratio: float) -> int:
@@ -135,14 +137,7 @@ def refuse_unknown(family: str, kind: str, given: Iterable[str], known: Mapping[
     known = tuple(known)
     for name in given:
         if name not in known:
-            raise SettingsError(f"{family} has no {kind} '{name}'.{hint(name, known)}")
-
-
-def hint(word: Any, known: Iterable[Any]) -> str:
-    """The known name that is closest to a wrong one, or else all known names; starts with a space."""
-    names = [str(name) for name in known]
-    close = difflib.get_close_matches(str(word), names, n=1)
-    return f" Did you mean '{close[0]}'?" if close else f" There are: {', '.join(names)}."
+            raise SettingsError(f"{family} has no {kind} '{name}'.{suggestion(name, known)}")
 
 
 def error_line(fault: BaseException) -> str:

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any
 
-from potluck.core import Depth, Plain, SettingsError, Spec, freeze, to_plain
+from potluck.core import Depth, Plain, SettingsError, Spec, freeze, suggestion, to_plain
 from potluck.models import options as checks
 from potluck.models.families import FAMILIES, find
 from potluck.models.meta_device import classifier, shapes
@@ -49,7 +49,7 @@ def complete(spec: Spec) -> Spec:
 @lru_cache(maxsize=1024)
 def _complete_uncached(spec: Spec) -> Spec:
     if spec.family not in FAMILIES:
-        raise SettingsError(f"there is no model family '{spec.family}'.{checks.hint(spec.family, FAMILIES)}")
+        raise SettingsError(f"there is no model family '{spec.family}'.{suggestion(spec.family, FAMILIES)}")
     bare = without_projection(spec)
     found = FAMILIES[spec.family].spec(bare.options, spec.depth, spec.sizes)
     return found if bare is spec else _add_projection(found, spec.options[PROJECTION])
@@ -58,6 +58,7 @@ def _complete_uncached(spec: Spec) -> Spec:
 def narrow(spec: Spec, width: float | Mapping[str, float]) -> Spec:
     """The spec with this share of each group's units, rounded up; groups that a mapping does not name stay full."""
     spec = complete(spec)
+    _refuse_uncut(spec, width)
     if isinstance(width, Mapping):
         checks.refuse_unknown(spec.family, "axis group", width, spec.sizes)
         ratios = {group: checks.check_ratio(f"width of '{group}'", width.get(group, 1.0)) for group in spec.sizes}
@@ -65,6 +66,17 @@ def narrow(spec: Spec, width: float | Mapping[str, float]) -> Spec:
         ratios = dict.fromkeys(spec.sizes, checks.check_ratio("width", width))
     sizes = {group: checks.portion(units, ratios[group]) for group, units in spec.sizes.items()}
     return Spec(spec.family, spec.depth, sizes, spec.options)
+
+
+def uncut(spec: Spec) -> str:
+    """Why this network cannot be cut in width; empty: it can."""
+    return FAMILIES[spec.family].uncut(without_projection(spec))
+
+
+def _refuse_uncut(spec: Spec, width: float | Mapping[str, float]) -> None:
+    """Refuse a width below 1 for a network that cannot be cut."""
+    if (width != 1 or isinstance(width, Mapping)) and (why := uncut(spec)):
+        raise SettingsError(f"'{spec.family}' cannot be cut in width, so leave width out: {why}")
 
 
 def widths_by_group(spec: Spec, width: float | Mapping[str, float]) -> float | Mapping[str, float]:
@@ -76,6 +88,7 @@ def widths_by_group(spec: Spec, width: float | Mapping[str, float]) -> float | M
     """
     if not isinstance(width, Mapping):
         return width
+    _refuse_uncut(spec, width)
     groups = complete(spec).sizes
     named = {name: [group for group in groups if fnmatchcase(group, name)] for name in width}
     checks.refuse_unknown(spec.family, "axis group", [name for name, found in named.items() if not found], groups)

@@ -86,14 +86,6 @@ class Unused(Again):
         return self.head(self.a(x))
 
 
-class Attention(Module):
-    layers = {"a": nn.Linear(5, 8), "attend": nn.MultiheadAttention(8, 2), "head": nn.Linear(8, 3)}
-
-    def forward(self, x):
-        x = self.a(x)
-        return self.head(self.attend(x, x, x)[0])
-
-
 class Hidden(Again):
     def __init__(self):
         super().__init__()
@@ -112,7 +104,6 @@ class Hidden(Again):
         (RawNarrowing, ROWS, "'mix'", "used without a layer"),
         (Tied, ROWS, "'again.weight' and 'twin.weight'", "one parameter under two names"),
         (Unused, ROWS, "'again'", "has no part in the output"),
-        (Attention, ROWS, "'attend'", "MultiheadAttention"),
         (Hidden, ROWS, "'scale'", "register_buffer"),
         (Again, MAPS, "Again", "cannot run on the example"),
     ],

@@ -53,7 +53,15 @@ class UnionFind:
 
 def channel_axes(net: nn.Module, example: tuple[Tensor, ...]) -> tuple[dict[str, Dimensions], dict[str, LayerAxes]]:
     """The axes of each tensor of the state dict, and those of each layer that can be pruned."""
-    labels = unit_labels(net, example)
+    free = {name: _channel_dim(parameter) for name, parameter in free_parameters(net).items()}
+    axes, layers, _ = axes_of_labels(net, unit_labels(net, example), free)
+    return axes, layers
+
+
+def axes_of_labels(
+    net: nn.Module, labels: UnitLabels, free_dims: Mapping[str, int]
+) -> tuple[dict[str, Dimensions], dict[str, LayerAxes], dict[int, str]]:
+    """The axes of each tensor and of each layer, and the group of each unit; `free_dims`: see `_channel_dim`."""
     groups, positions = _unit_groups(labels)
     dimensions = {side: _side_axes(side, entries, groups, positions) for side, entries in labels.items()}
     layers = {
@@ -61,7 +69,7 @@ def channel_axes(net: nn.Module, example: tuple[Tensor, ...]) -> tuple[dict[str,
         for path, layer in net.named_modules()
         if channel_counts(layer) is not None
     }
-    return _tensor_axes(net, layers, dimensions), layers
+    return _tensor_axes(net, layers, dimensions, free_dims), layers, groups
 
 
 def free_parameters(net: nn.Module) -> dict[str, nn.Parameter]:
@@ -145,7 +153,7 @@ def _layer_entries(graph: Any, units: UnionFind, path: str, layer: nn.Module) ->
     """The input and output entries of a layer; those of a grouped convolution are joined."""
     inputs, outputs = (_entries(graph, layer, side, length) for side, length in _side_lengths(layer))
     if isinstance(layer, _ConvNd) and layer.groups > 1:
-        _join_convolution_groups(units, layer, inputs, outputs)
+        join_convolution_groups(units, layer, inputs, outputs)
     return {(path, "in"): inputs, (path, "out"): outputs}
 
 
@@ -155,7 +163,7 @@ def _side_lengths(layer: nn.Module) -> tuple[tuple[str, int], tuple[str, int]]:
     return ("in", found[0]), ("out", found[1])
 
 
-def _join_convolution_groups(units: UnionFind, layer: _ConvNd, inputs: list[Hashable], outputs: list[Hashable]) -> None:
+def join_convolution_groups(units: UnionFind, layer: _ConvNd, inputs: list[Hashable], outputs: list[Hashable]) -> None:
     """Depthwise: an input channel and its outputs are one unit. Grouped: all groups keep the same positions."""
     if is_channelwise(layer):
         each = len(outputs) // len(inputs)
@@ -239,7 +247,10 @@ def _side_axes(
 
 
 def _tensor_axes(
-    net: nn.Module, layers: Mapping[str, LayerAxes], dimensions: Mapping[LayerSide, Dimension]
+    net: nn.Module,
+    layers: Mapping[str, LayerAxes],
+    dimensions: Mapping[LayerSide, Dimension],
+    free_dims: Mapping[str, int],
 ) -> dict[str, Dimensions]:
     axes: dict[str, Dimensions] = dict.fromkeys(net.state_dict(), ())
     for path, sides in layers.items():
@@ -247,9 +258,9 @@ def _tensor_axes(
             name = f"{path}.{last}" if path else last
             if name in axes:
                 axes[name] = tuple(None if each is None else _first(path, sides[each[0]], each[1]) for each in dims)
-    for name, parameter in free_parameters(net).items():
+    for name, dim in free_dims.items():
         if (dimension := dimensions.get((name, "out"))) is not None:
-            axes[name] = (*[None] * _channel_dim(parameter), dimension)
+            axes[name] = (*[None] * dim, dimension)
     return axes
 
 

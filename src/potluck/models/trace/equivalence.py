@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from potluck.core import Arrays, Dimension, SettingsError
 from potluck.models.options import check_ratio, error_line, portion, refuse_unknown
 from potluck.models.trace.channel_groups import free_parameters
+from potluck.models.trace.cut_attention import cut_attention
 from potluck.models.trace.dependency_graph import output_tensors
 from potluck.models.trace.pruning import channel_counts
+from potluck.models.trace.unit_labels import without_fast_path
 from potluck.parts import part
 from potluck.parts.part import Part, Place
 
@@ -76,6 +79,19 @@ def _sizes(traced: TracedModule, width: float | Mapping[str, float]) -> dict[str
     return {group: portion(size, ratios[group]) for group, size in full.items()}
 
 
+FIXED_SCALE = 0.5
+
+
+class FixedScale(TorchFunctionMode):
+    """Inside this context, the scores of attention are not divided by the root of a head's width: it may be cut."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is nn.functional.scaled_dot_product_attention:
+            kwargs["scale"] = FIXED_SCALE
+        return func(*args, **kwargs)
+
+
 class Activations:
     """What a network and each of its layers returned in one forward pass."""
 
@@ -102,7 +118,7 @@ def _record(net: nn.Module, example: tuple[Tensor, ...], label: str, hint: str =
         module.register_forward_pre_hook(partial(enter, path))
         module.register_forward_hook(partial(leave, path))
     try:
-        with torch.no_grad():
+        with torch.no_grad(), without_fast_path(), FixedScale():
             activations.scores = output_tensors(net(*example))
     except Exception as fault:  # a user's code may raise anything
         running = activations.running
@@ -173,6 +189,8 @@ def _prepare(net: nn.Module, arrays: Arrays) -> nn.Module:
     net = net.double().cpu().eval()
     net.load_state_dict(dict(arrays))
     for module in net.modules():
+        if isinstance(module, nn.MultiheadAttention):
+            cut_attention(module).scale = FIXED_SCALE
         if isinstance(module, nn.LayerNorm | nn.GroupNorm):
             module.__dict__["forward"] = partial(_affine, module)
     return net

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from potluck.core import Axis, Dimension, Dimensions
+from potluck.core import EMPTY, Axis, Dimension, Dimensions
+from potluck.models.trace.cut_attention import cut_attention
 from potluck.parts import part
 
 SideEntries: TypeAlias = "tuple[str, int] | None"
@@ -27,6 +28,32 @@ class LayerAxes:
 
     def __getitem__(self, side: str) -> Dimension:
         return self.inputs if side == "in" else self.outputs
+
+
+@dataclass(frozen=True)
+class HeadCut:
+    """The heads of a module that attends, at full width, and how they are cut."""
+
+    cut: str
+    """``whole``: heads stay or go whole. ``width``: all heads keep the same units."""
+    heads: int
+    width: int
+    """Units of query and key in one head."""
+    query_key: str
+    """The group of their units; empty: they are never cut."""
+    value: str
+
+    def left(self, sizes: Mapping[str, int]) -> tuple[int, int]:
+        """The number and the width of heads at these sizes."""
+        if self.cut == "whole":
+            return sizes.get(self.query_key, self.heads), self.width
+        return self.heads, sizes.get(self.query_key, self.width)
+
+
+HEAD_COUNTS = ("num_heads", "heads", "n_heads", "n_head", "nhead", "num_attention_heads", "h")
+HEAD_WIDTHS = ("head_dim", "attention_head_size", "head_size", "d_head", "dim_head", "head_width", "d_k")
+ALL_HEADS = ("embed_dim", "all_head_size", "split_size", "inner_dim", "hidden_size", "d_model", "n_embd", "embed_size")
+"""Names under which modules that attend store the number of heads, a head's units, and the units of all heads."""
 
 
 def channel_counts(layer: nn.Module) -> tuple[int, int] | None:
@@ -45,14 +72,21 @@ def channel_counts(layer: nn.Module) -> tuple[int, int] | None:
         return layer.embedding_dim, layer.embedding_dim
     if isinstance(layer, nn.PReLU) and layer.num_parameters > 1:
         return layer.num_parameters, layer.num_parameters
-    return None
+    if isinstance(layer, nn.MultiheadAttention) and layer.in_proj_weight is not None:
+        return layer.in_proj_weight.shape[1], layer.in_proj_weight.shape[0]
+    return (layer.nx, layer.nf) if is_transposed_linear(layer) else None
+
+
+def is_transposed_linear(layer: Any) -> TypeGuard[Any]:
+    """Whether a layer is the linear one of GPT-2 in ``transformers``, whose weight is [inputs, outputs]."""
+    return type(layer).__name__ == "Conv1D" and type(layer).__module__.startswith("transformers.")
 
 
 def is_channelwise(layer: nn.Module) -> bool:
     """Whether each output channel is made of one input channel alone, as in norms and depthwise convolutions."""
-    return not isinstance(layer, nn.Linear) and (
-        not isinstance(layer, _ConvNd) or layer.groups == layer.in_channels > 1
-    )
+    if isinstance(layer, nn.Linear | nn.MultiheadAttention) or is_transposed_linear(layer):
+        return False
+    return not isinstance(layer, _ConvNd) or layer.groups == layer.in_channels > 1
 
 
 def tensor_sides(layer: nn.Module) -> dict[str, tuple[SideEntries, ...]]:
@@ -65,6 +99,10 @@ def tensor_sides(layer: nn.Module) -> dict[str, tuple[SideEntries, ...]]:
         return {"weight": _kernel_sides(layer), "bias": (outputs,)}
     if isinstance(layer, nn.Linear):
         return {"weight": (outputs, inputs), "bias": (outputs,)}
+    if is_transposed_linear(layer):
+        return {"weight": (inputs, outputs), "bias": (outputs,)}
+    if isinstance(layer, nn.MultiheadAttention):
+        return {"in_proj_weight": (outputs, inputs), "in_proj_bias": (outputs,)}
     if isinstance(layer, nn.Embedding):
         return {"weight": (None, outputs)}
     return dict.fromkeys(("weight", "bias", "running_mean", "running_var"), (outputs,))
@@ -101,7 +139,11 @@ def entry_count(dimension: Dimension, sizes: Mapping[str, int], full: int) -> in
 
 
 def prune(
-    net: nn.Module, axes: Mapping[str, Dimensions], layers: Mapping[str, LayerAxes], sizes: Mapping[str, int]
+    net: nn.Module,
+    axes: Mapping[str, Dimensions],
+    layers: Mapping[str, LayerAxes],
+    sizes: Mapping[str, int],
+    heads: Mapping[str, HeadCut] = EMPTY,
 ) -> nn.Module:
     """Prune a network in place: it keeps the first units of each group."""
     full: dict[str, Tensor] = net.state_dict()
@@ -116,7 +158,38 @@ def prune(
         _set_channel_counts(
             layer, entry_count(each.inputs, sizes, found[0]), entry_count(each.outputs, sizes, found[1])
         )
+    for layer in net.modules():
+        if isinstance(layer, nn.RNNBase):
+            _set_recurrent(layer)
+    for path, cut in heads.items():
+        _set_heads(net.get_submodule(path), cut, sizes)
     return net
+
+
+def _set_recurrent(layer: nn.RNNBase) -> None:
+    """Set the numbers of a recurrent layer by its tensors, and the list of them that it keeps."""
+    inputs, hidden = layer.weight_ih_l0, layer.weight_hh_l0
+    assert isinstance(inputs, Tensor)
+    assert isinstance(hidden, Tensor)
+    layer.input_size, layer.hidden_size = inputs.shape[1], hidden.shape[1]
+    layer._flat_weights = [getattr(layer, name) for name in layer._flat_weights_names]
+
+
+def _set_heads(module: nn.Module, cut: HeadCut, sizes: Mapping[str, int]) -> None:
+    """Set the numbers of heads and units that a module which attends stores, under the names in use for them."""
+    heads, width = cut.left(sizes)
+    if isinstance(module, nn.MultiheadAttention):
+        if module.in_proj_weight.shape != (3 * module.embed_dim, module.embed_dim):
+            cut_attention(module).num_heads = heads
+        return
+    for names, old, new in (
+        (HEAD_COUNTS, cut.heads, heads),
+        (HEAD_WIDTHS, cut.width, width),
+        (ALL_HEADS, cut.heads * cut.width, heads * width),
+    ):
+        for name in names:
+            if vars(module).get(name) == old:
+                setattr(module, name, new)
 
 
 def _replace_tensor(net: nn.Module, name: str, tensor: Tensor) -> None:
@@ -148,6 +221,8 @@ def _set_channel_counts(layer: nn.Module, inputs: int, outputs: int) -> None:
         layer.embedding_dim = outputs
     elif isinstance(layer, nn.PReLU):
         layer.num_parameters = outputs
+    elif is_transposed_linear(layer):
+        layer.nx, layer.nf = inputs, outputs
 
 
 def norm_groups(groups: int, channels: int, left: int) -> int:

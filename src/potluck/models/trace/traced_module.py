@@ -6,21 +6,22 @@ import copy
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from potluck.core import Axis, Dimension, Dimensions, SettingsError
+from potluck.core import EMPTY, Axis, Dimension, Dimensions, SettingsError
 from potluck.models.options import check_integer, error_line, refuse_unknown
 from potluck.models.trace.channel_groups import channel_axes
 from potluck.models.trace.equivalence import check_equivalence
-from potluck.models.trace.pruning import LayerAxes, prune
+from potluck.models.trace.pruning import HeadCut, LayerAxes, prune
+from potluck.models.trace.unit_labels import attention_axes, has_attention
 
-UNTRACEABLE = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase, nn.Bilinear, nn.EmbeddingBag)
+UNTRACEABLE = (nn.RNNBase, nn.RNNCellBase, nn.Bilinear, nn.EmbeddingBag)
 """Layers of PyTorch whose units cannot be traced."""
 
 
@@ -35,6 +36,12 @@ class TracedModule:
     """What each dimension of each tensor of the state dict counts."""
     layers: Mapping[str, LayerAxes] = field(repr=False)
     """The input and output axes of each layer that can be pruned."""
+    uncut: str = ""
+    """Why the module cannot be cut; empty: it can. A module that cannot be cut has no groups."""
+    heads: Mapping[str, HeadCut] = field(default=EMPTY, repr=False)
+    """The heads of each module that attends."""
+    needs_numbers: bool = False
+    """Whether forward fails on the meta device, as one does that depends on its data."""
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -55,7 +62,17 @@ class TracedModule:
             group: check_integer(f"size of '{group}'", sizes.get(group, units), 1, units)
             for group, units in full.items()
         }
-        return prune(net, self.axes, self.layers, left)
+        return prune(net, self.axes, self.layers, left, self.heads)
+
+    def of_tensors(self, net: nn.Module) -> TracedModule:
+        """The axes of another network, whose tensors are some of this one's."""
+        names, paths = net.state_dict().keys(), {path for path, _ in net.named_modules()}
+        axes = {name: dimensions for name, dimensions in self.axes.items() if name in names}
+        layers = {path: each for path, each in self.layers.items() if path in paths}
+        heads = {path: each for path, each in self.heads.items() if path in paths}
+        return replace(
+            self, net=net, axes=MappingProxyType(axes), layers=MappingProxyType(layers), heads=MappingProxyType(heads)
+        )
 
     def check(self, widths: Iterable[float | Mapping[str, float]], draws: int = 2) -> None:
         """Refuse widths at which the narrow network is not equivalent to the full one with the other units zero."""
@@ -70,6 +87,7 @@ class TracedModule:
             "axes": {name: [_plain(each) for each in dimensions] for name, dimensions in self.axes.items()},
             "layers": {path: [_plain(each.inputs), _plain(each.outputs)] for path, each in self.layers.items()},
             "shapes": shapes,
+            **({"heads": {path: list(astuple(each)) for path, each in self.heads.items()}} if self.heads else {}),
         }
 
     @property
@@ -78,24 +96,81 @@ class TracedModule:
         return hashlib.sha256(json.dumps(self.plain(), sort_keys=True).encode()).hexdigest()
 
 
+def declared_sizes(axes: Mapping[str, Dimensions]) -> dict[str, int]:
+    """The units of each group; refused if tensors disagree on them."""
+    found: dict[str, int] = {}
+    for name, dimensions in axes.items():
+        for axis in _axes(dimensions):
+            if found.setdefault(axis.group, axis.size) != axis.size:
+                raise SettingsError(
+                    f"axes of '{name}': the group '{axis.group}' has {axis.size} units here, and "
+                    f"{found[axis.group]} elsewhere."
+                )
+    return found
+
+
 def axes_from_plain(plain: Mapping[str, Any]) -> Mapping[str, Dimensions]:
     """The axes that `TracedModule.plain` wrote."""
     return {name: tuple(_dimension(each) for each in dimensions) for name, dimensions in plain["axes"].items()}
 
 
-def trace(net: nn.Module, example: Tensor | tuple[Tensor, ...]) -> TracedModule:
+def trace(
+    net: nn.Module, example: Tensor | tuple[Tensor, ...], cut_heads: Literal["width", "whole"] = "width"
+) -> TracedModule:
     """Find the axis groups of a module by running an example (a batch of inputs, or one batch per argument).
 
     The user declares nothing, and the module is not changed. Input channels and outputs are never pruned. A module
     that cannot be traced fully is refused: `SettingsError` names the layer and the reason.
+
+    `cut_heads`: how attention is cut. ``width``: every head keeps the same units. ``whole``: heads stay or go whole.
     """
     inputs = example if isinstance(example, tuple) else (example,)
     refuse_untraceable(net)
     run_example(net, inputs)
-    axes, layers = channel_axes(net, inputs)
-    traced = TracedModule(net, inputs, MappingProxyType(axes), MappingProxyType(layers))
+    if has_attention(net, inputs):
+        try:
+            axes, layers, heads = attention_axes(net, inputs, cut_heads)
+        except RuntimeError as fault:  # operations that label no more than they can
+            raise SettingsError(
+                f"{type(net).__name__} attends in a way that cannot be traced: {error_line(fault)}"
+            ) from fault
+    else:
+        (axes, layers), heads = channel_axes(net, inputs), {}
+    traced = TracedModule(net, inputs, MappingProxyType(axes), MappingProxyType(layers), heads=MappingProxyType(heads))
     traced.check([0.5])
     return traced
+
+
+def uncut_module(net: nn.Module, example: Tensor, reason: str, needs_numbers: bool = False) -> TracedModule:
+    """A module that takes part whole: no dimension of its tensors can be cut, for this reason."""
+    axes: dict[str, Dimensions] = dict.fromkeys(net.state_dict(), ())
+    return TracedModule(
+        net, (example,), MappingProxyType(axes), MappingProxyType({}), reason, needs_numbers=needs_numbers
+    )
+
+
+def meta_copy(net: nn.Module) -> nn.Module:
+    """A copy of a network on the meta device; the network's tensors are not copied."""
+    tensors = [*net.parameters(), *net.buffers()]
+    memo = {id(tensor): _meta_tensor(tensor) for tensor in tensors}
+    return copy.deepcopy(net, memo)
+
+
+def _meta_tensor(tensor: Tensor) -> Tensor:
+    empty = torch.empty_like(tensor, device="meta")
+    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+
+
+def refuse_data_dependence(net: nn.Module, example: tuple[Tensor, ...]) -> None:
+    """Refuse a forward that needs the numbers of its input, not only their shape."""
+    try:
+        with torch.no_grad():
+            meta_copy(net).eval()(*(tensor.to("meta") for tensor in example))
+    except Exception as fault:  # a user's code may raise anything
+        raise SettingsError(
+            f"forward of {type(net).__name__} depends on its data, or fails where there are shapes and no numbers "
+            f"({error_line(fault)})"
+        ) from fault
 
 
 def run_example(net: nn.Module, example: tuple[Tensor, ...]) -> object:
@@ -109,11 +184,15 @@ def run_example(net: nn.Module, example: tuple[Tensor, ...]) -> object:
 
 def refuse_untraceable(net: nn.Module) -> None:
     """Refuse a module with layers or tensors that cannot be traced."""
-    _refuse_shared(net)
+    refuse_shared(net)
     for path, module in net.named_modules():
         where = f"layer '{path}' ({type(module).__name__})" if path else type(module).__name__
         if isinstance(module, UNTRACEABLE):
-            raise SettingsError(f"{where} cannot be traced: its units are not channels of one layer. Declare a family.")
+            raise SettingsError(f"{where} cannot be traced: its units are not channels of one layer. Declare its axes.")
+        if isinstance(module, nn.MultiheadAttention) and (
+            module.in_proj_weight is None or module.bias_k is not None or module.add_zero_attn
+        ):
+            raise SettingsError(f"{where} has kdim, vdim, add_bias_kv or add_zero_attn, which cannot be cut.")
         if isinstance(module, nn.LayerNorm) and len(module.normalized_shape) > 1:
             raise SettingsError(
                 f"{where} normalises over {list(module.normalized_shape)}; only one dimension can be cut."
@@ -126,7 +205,8 @@ def refuse_untraceable(net: nn.Module) -> None:
         _refuse_hidden_tensors(where, module)
 
 
-def _refuse_shared(net: nn.Module) -> None:
+def refuse_shared(net: nn.Module) -> None:
+    """Refuse a parameter under two names."""
     names: dict[int, str] = {}
     for name, parameter in net.named_parameters(remove_duplicate=False):
         if names.setdefault(id(parameter), name) != name:
@@ -136,11 +216,14 @@ def _refuse_shared(net: nn.Module) -> None:
             )
 
 
+def hidden_tensors(net: nn.Module) -> dict[str, Tensor]:
+    """Buffers outside the state dict: they are never sent, and every device has those that its factory made."""
+    sent = net.state_dict().keys()
+    return {name: tensor for name, tensor in net.named_buffers() if name not in sent}
+
+
 def _refuse_hidden_tensors(where: str, module: nn.Module) -> None:
-    """Refuse tensors outside the state dict: they would not be sent to a device."""
-    hidden = [name for name in module._non_persistent_buffers_set if module._buffers.get(name) is not None]
-    if hidden:
-        raise SettingsError(f"{where} has the buffer '{hidden[0]}' with persistent=False. Make it persistent.")
+    """Refuse tensors that are attributes: they do not move with the network."""
     for name, value in vars(module).items():
         if isinstance(value, Tensor):
             raise SettingsError(

@@ -2,7 +2,7 @@
 
 A factory is any callable that returns an ``nn.Module``. It gets the options of the spec as arguments, and ``input``
 and ``classes`` if it has arguments of these names. The axes are traced. The spec holds their checksum, so a device
-whose code prunes in another way refuses the spec.
+whose code prunes in another way refuses the spec. A module that cannot be traced takes part whole.
 """
 
 from __future__ import annotations
@@ -17,17 +17,45 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from potluck.core import Axis, Depth, Dimension, Dimensions, FrozenDict, SettingsError, Spec, freeze, import_own
+from potluck.core import (
+    Axis,
+    Depth,
+    Dimension,
+    Dimensions,
+    FrozenDict,
+    ResourceError,
+    SettingsError,
+    Spec,
+    freeze,
+    import_own,
+)
 from potluck.models import options as checks
 from potluck.models.family import Base, Family
 from potluck.models.options import Options, error_line
 from potluck.models.trace.class_rows import class_rows
-from potluck.models.trace.traced_module import TracedModule, run_example, trace
+from potluck.models.trace.declared import declared_axes, declared_module
+from potluck.models.trace.depth import check_blocks, shallow_module
+from potluck.models.trace.traced_module import (
+    TracedModule,
+    hidden_tensors,
+    meta_copy,
+    refuse_data_dependence,
+    refuse_shared,
+    run_example,
+    trace,
+    uncut_module,
+)
 
 Factory: TypeAlias = "Callable[..., nn.Module]"
 
 CHECKSUM = "axes"
 """The option that holds the checksum of the traced axes."""
+CUT_HEADS = "cut_heads"
+"""The option that says how attention is cut: ``width`` (every head keeps the same units) or ``whole`` (heads)."""
+BLOCKS = "blocks"
+"""The option that names the list of blocks in a network, a dotted path such as ``encoder.layer``; depth counts them."""
+
+HEADS = checks.Option("width", "how attention is cut", choices=("width", "whole"))
 
 _registered: dict[str, Family] = {}
 REGISTERED: Mapping[str, Family] = MappingProxyType(_registered)
@@ -35,10 +63,11 @@ REGISTERED: Mapping[str, Family] = MappingProxyType(_registered)
 make a machine import or call what its owner did not choose."""
 
 
-def register(name: str, factory: Factory | None = None, tokens: bool | None = None) -> None:
+def register(name: str, factory: Factory | None = None, tokens: bool | None = None, *, replace: bool = False) -> None:
     """Register a network under a name; without a factory, the name ``package.module:factory`` says where it is.
 
     `tokens`: whether an input is a row of token ids (default: the factory's attribute ``tokens``, or False).
+    `replace`: whether it may take the place of another factory of this name, such as a notebook's cell that ran again.
     A factory that is passed here exists in this process and in workers forked from it; elsewhere register it again.
     """
     from potluck.models.families import families  # that module imports this one
@@ -50,7 +79,7 @@ def register(name: str, factory: Factory | None = None, tokens: bool | None = No
     old = _registered.get(name)
     if isinstance(old, UserFamily) and old.factory is factory:
         return
-    if old is not None or name in families():
+    if (old is not None and not replace) or name in families():
         raise SettingsError(f"there is already a model family '{name}'. Register the network under another name.")
     reads_tokens = bool(getattr(factory, "tokens", False)) if tokens is None else tokens
     # A family's name is a class attribute, so each factory gets a class.
@@ -79,14 +108,19 @@ def check(full: Spec, tiers: Iterable[Spec]) -> None:
     """Check a user's own network by numbers at the size of every tier; families declared in Potluck need no check."""
     family = REGISTERED.get(full.family)
     if isinstance(family, UserFamily):
-        traced = family.traced_module(full.options)
         cut = [spec for spec in tiers if spec.family == full.family]  # a tier may have another network
-        widths = {FrozenDict({group: size / traced.sizes[group] for group, size in spec.sizes.items()}) for spec in cut}
-        traced.check(sorted(widths, key=repr))
+        for depth in dict.fromkeys(spec.depth for spec in cut):
+            traced = family.traced_module(full.options, depth)
+            sizes = [spec.sizes for spec in cut if spec.depth == depth]
+            widths = {FrozenDict({group: size / traced.sizes[group] for group, size in each.items()}) for each in sizes}
+            traced.check(sorted(widths, key=repr))
 
 
 class UserFamily(Family):
-    """The family of one factory. It has one depth; a group is named after the layer that outputs its units."""
+    """The family of one factory. A group is named after the layer that outputs its units.
+
+    It has one depth, unless ``blocks`` names the list of its blocks.
+    """
 
     name: ClassVar[str]
     about = "a user's own network, with traced axes"
@@ -95,12 +129,13 @@ class UserFamily(Family):
 
     def spec(self, given: Mapping[str, Any], depth: Depth = None, sizes: Mapping[str, int] | None = None) -> Spec:
         answers = self._complete_options({name: value for name, value in given.items() if name != CHECKSUM})
-        checks.check_depth(self.name, depth, None)
-        traced = self.traced_module(answers)
-        if given.get(CHECKSUM, traced.checksum) != traced.checksum:
+        whole = self.traced_module(answers)
+        depth = check_blocks(self.name, whole.net, self._blocks(answers), depth)
+        traced = self.traced_module(answers, depth)
+        if given.get(CHECKSUM, whole.checksum) != whole.checksum:
             raise SettingsError(
                 f"{self.name}: the network made here is not pruned in the same way as the one that was asked for "
-                f"(checksums {traced.checksum[:12]} and {str(given[CHECKSUM])[:12]}). Use the same code on both sides."
+                f"(checksums {whole.checksum[:12]} and {str(given[CHECKSUM])[:12]}). Use the same code on both sides."
             )
         full, sizes = traced.sizes, sizes or {}
         checks.refuse_unknown(self.name, "axis group", sizes, full)
@@ -108,33 +143,47 @@ class UserFamily(Family):
             group: checks.check_integer(f"{self.name}: size of '{group}'", sizes.get(group, most), 1, most)
             for group, most in full.items()
         }
-        return Spec(self.name, None, units, {**answers, CHECKSUM: traced.checksum})
+        return Spec(self.name, depth, units, {**answers, CHECKSUM: whole.checksum})
 
-    def traced_module(self, options: Options) -> TracedModule:
-        """The full network of these options with its axes; traced once."""
-        return _trace_module(self, FrozenDict({name: value for name, value in options.items() if name != CHECKSUM}))
+    def traced_module(self, options: Options, depth: Depth = None) -> TracedModule:
+        """The network of these options with its axes, at this depth (None: full); traced once."""
+        plain = FrozenDict({name: value for name, value in options.items() if name != CHECKSUM})
+        return _trace_module(self, plain) if depth is None else _trace_shallow(self, plain, depth)
 
     def groups(self, depth: Depth, base: Base, options: Options) -> dict[str, int]:
-        return self.traced_module(options).sizes
+        return self.traced_module(options, depth).sizes
 
     def net(self, spec: Spec) -> nn.Module:
-        return self.traced_module(spec.options).prune(self.make(spec.options), spec.sizes)
+        net = shallow_module(self.make(spec.options), self._blocks(spec.options), spec.depth)
+        return self.traced_module(spec.options, spec.depth).prune(net, spec.sizes)
+
+    def empty_net(self, spec: Spec, device: torch.device) -> nn.Module:
+        traced = self.traced_module(spec.options, spec.depth)
+        if not hidden_tensors(traced.net):
+            return super().empty_net(spec, device)
+        return traced.build(spec.sizes).to(device)  # tensors outside the state dict keep the factory's numbers
+
+    def uncut(self, spec: Spec) -> str:
+        return self.traced_module(spec.options).uncut
+
+    def needs_numbers(self, spec: Spec) -> bool:
+        return self.traced_module(spec.options).needs_numbers
 
     def meta_net(self, spec: Spec) -> nn.Module:
         # A factory may compute with numbers, which the meta device does not have; a copy of its network does not.
-        traced = self.traced_module(spec.options)
+        traced = self.traced_module(spec.options, spec.depth)
         with torch.device("meta"):
-            return traced.prune(copy.deepcopy(traced.net).to("meta"), spec.sizes)
+            return traced.prune(meta_copy(traced.net), spec.sizes)
 
     def axes(self, spec: Spec, net: nn.Module) -> dict[str, Dimensions]:
-        axes = self.traced_module(spec.options).axes
+        axes = self.traced_module(spec.options, spec.depth).axes
         return {name: tuple(_resize(each, spec.sizes) for each in dimensions) for name, dimensions in axes.items()}
 
     def blocks(self, spec: Spec) -> tuple[str, ...]:
-        return ()
+        return tuple(f"{spec.options[BLOCKS]}.{place}" for place in range(int(str(spec.depth or 0))))
 
     def class_rows(self, spec: Spec) -> tuple[str, ...]:
-        return class_rows(self.traced_module(spec.options), int(str(spec.options["classes"])), self.tokens)
+        return class_rows(self.traced_module(spec.options, spec.depth), int(str(spec.options["classes"])), self.tokens)
 
     def make(self, options: Options) -> nn.Module:
         """Call the factory: a full network of these options."""
@@ -143,10 +192,13 @@ class UserFamily(Family):
         arguments = {
             name: value
             for name, value in options.items()
-            if name != CHECKSUM and (name in parameters or (any_name and name not in ("input", "classes")))
+            if name != CHECKSUM
+            and (name in parameters or (any_name and name not in ("input", "classes", *self._read_here())))
         }
         try:
             net = type(self).factory(**arguments)
+        except ResourceError:
+            raise
         except Exception as fault:  # a user's code may raise anything
             raise SettingsError(f"{self.name} cannot make a network: {error_line(fault)}") from fault
         if not isinstance(net, nn.Module):
@@ -160,15 +212,28 @@ class UserFamily(Family):
             if needed not in given:
                 raise SettingsError(f"{self.name} needs to know '{needed}'.")
         if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-            checks.refuse_unknown(self.name, "option", given, ("input", "classes", *parameters))
+            known = ("input", "classes", *parameters, *self._read_here())
+            checks.refuse_unknown(self.name, "option", given, known)
         defaults = {name: each.default for name, each in parameters.items() if each.default is not each.empty}
         plain = {name: freeze(value) for name, value in defaults.items() if _is_plain(value)}
+        if CUT_HEADS in self._read_here():
+            HEADS.check(f"{self.name}: {CUT_HEADS}", given.get(CUT_HEADS, HEADS.default))
+        attributes = {name: getattr(type(self).factory, name, None) for name in self._read_here()}
         return {
             **plain,
+            **{name: freeze(value) for name, value in attributes.items() if value is not None},
             **{name: freeze(value) for name, value in given.items()},
             "input": checks.check_input_shape(self.name, given["input"], maps=False, tokens=self.tokens),
             "classes": checks.check_integer(f"{self.name}: classes", given["classes"], 1, checks.MOST_UNITS),
         }
+
+    def _blocks(self, options: Options) -> Any:
+        """The path of the list of blocks; None: the network has one depth."""
+        return options.get(BLOCKS) if BLOCKS in self._read_here() else None
+
+    def _read_here(self) -> tuple[str, ...]:
+        """Options that are not for the factory. One that the factory has as an argument is the factory's."""
+        return tuple(name for name in (BLOCKS, CUT_HEADS) if name not in self._parameters())
 
     def _parameters(self) -> Mapping[str, inspect.Parameter]:
         return inspect.signature(type(self).factory).parameters
@@ -176,16 +241,66 @@ class UserFamily(Family):
 
 @lru_cache(maxsize=64)
 def _trace_module(family: UserFamily, options: FrozenDict[Any]) -> TracedModule:
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+    net = _make_seeded(family, options, seed=0)
+    with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        net = family.make(options)
         shape = (2, *options["input"])
         example = torch.zeros(shape, dtype=torch.long) if family.tokens else torch.randn(shape)
     try:
+        refuse_shared(net)
+        if hidden_tensors(net):
+            _refuse_random(net, _make_seeded(family, options, seed=1))
         _refuse_wrong_classes(run_example(net, (example,)), options["classes"])
-        return trace(net, example)
+        if (axes := declared_axes(type(family).factory, net)) is not None:
+            return declared_module(net, example, axes)
     except SettingsError as fault:
         raise SettingsError(f"{family.name}: {fault}") from fault
+    heads = options.get(CUT_HEADS, "width") if CUT_HEADS in family._read_here() else "width"
+    return _trace_or_leave_whole(net, example, heads)
+
+
+def _make_seeded(family: UserFamily, options: Options, seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)
+        return family.make(options)
+
+
+def _trace_or_leave_whole(net: nn.Module, example: Tensor, cut_heads: Any) -> TracedModule:
+    """The module with its axes; without any if it cannot be traced, and then with the reason."""
+    try:
+        refuse_data_dependence(net, (example,))
+    except SettingsError as fault:
+        return uncut_module(net, example, _one_line(fault), needs_numbers=True)
+    try:
+        return trace(net, example, cut_heads)
+    except SettingsError as fault:
+        return uncut_module(net, example, _one_line(fault))
+
+
+def _one_line(fault: SettingsError) -> str:
+    return " ".join(str(fault).split())
+
+
+@lru_cache(maxsize=64)
+def _trace_shallow(family: UserFamily, options: FrozenDict[Any], depth: Depth) -> TracedModule:
+    whole = _trace_module(family, options)
+    net = shallow_module(copy.deepcopy(whole.net), family._blocks(options), depth)
+    try:
+        run_example(net, whole.example)
+    except SettingsError as fault:
+        raise SettingsError(f"{family.name}: with depth = {depth}, {fault}") from fault
+    return whole.of_tensors(net)
+
+
+def _refuse_random(net: nn.Module, other: nn.Module) -> None:
+    """Refuse tensors outside the state dict that are random: every device would have others."""
+    others = hidden_tensors(other)
+    for name, tensor in hidden_tensors(net).items():
+        if name not in others or not torch.equal(tensor, others[name]):
+            raise SettingsError(
+                f"the buffer '{name}' is not in the state dict (persistent=False), so it is never sent, and it is "
+                "random. Make it persistent."
+            )
 
 
 def _refuse_wrong_classes(output: object, classes: int) -> None:
