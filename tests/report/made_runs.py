@@ -175,7 +175,7 @@ def covered(rule: str, tiers: Events, rounds: int, seed: int, cohort: int = 10) 
     return [*found, {"event": "coverage", "round": rounds, "groups": counts}]
 
 
-def _events(rounds: int, dice: random.Random, tiers: Events = TIERS) -> list[dict[str, object]]:
+def _events(rounds: int, dice: random.Random, tiers: Events = TIERS, cost: float = 1.0) -> list[dict[str, object]]:
     found: list[dict[str, object]] = []
     for index in range(1, rounds + 1):
         slowest = 0.0
@@ -183,7 +183,7 @@ def _events(rounds: int, dice: random.Random, tiers: Events = TIERS) -> list[dic
             tier = (
                 tiers[0 if number < 20 else 1 if number < 40 else 2] if tiers is TIERS else tiers[number % len(tiers)]
             )
-            name, weights = str(tier["name"]), float(str(tier["parameters"]))
+            name, weights = str(tier["name"]), cost * float(str(tier["parameters"]))
             flops = 6 * weights * 25 * 5
             seconds = flops / SPEED[name] + 8 * weights / 1e6
             outcome, reason = dice.choices(
@@ -260,14 +260,16 @@ def made_run(
     rounds: int = 20,
     *,
     shared: bool = True,
+    settings: str = SETTINGS,
+    cost: float = 1.0,
+    like: str = "",
     **changes: object,
 ) -> Path:
-    """A run that looks like one: three tiers, fifty clients, curves that rise to `top`."""
-    dice = random.Random(f"{label} {seed}")
+    """A run that looks like one: three tiers, fifty clients, curves that rise to `top`; or just `like` another."""
+    dice = random.Random(f"{like or label} {seed}")
     top += dice.gauss(0, 0.012)
-    return write_folder(
-        folder, manifest(label, seed, **changes), _events(rounds, dice), _scores(rounds, top, pace, dice, shared=shared)
-    )
+    events, scores = _events(rounds, dice, cost=cost), _scores(rounds, top, pace, dice, shared=shared)
+    return write_folder(folder, manifest(label, seed, **changes), events, scores, settings)
 
 
 def _local(top: float, dice: random.Random) -> dict[str, object]:
@@ -276,19 +278,28 @@ def _local(top: float, dice: random.Random) -> dict[str, object]:
 
 
 def made_width_run(
-    folder: Path, label: str, rule: str, seed: int, top: float, tiers: Events = FIVE, rounds: int = 60
+    folder: Path,
+    label: str,
+    rule: str,
+    seed: int,
+    top: float,
+    tiers: Events = FIVE,
+    rounds: int = 60,
+    settings: str = SETTINGS,
+    cost: float = 1.0,
+    **changes: object,
 ) -> Path:
     """A run of a method that trains parts: counts of how often each unit was trained, local accuracy, five tiers."""
     dice = random.Random(f"{label} {seed}")
     counted = covered(rule, tiers, rounds, seed)
     events = [
         {**event, **counted[int(str(event["round"])) - 1]} if event["event"] == "round" else event
-        for event in _events(rounds, dice, tiers)
+        for event in _events(rounds, dice, tiers, cost)
     ]
     scores = _scores(rounds, top + dice.gauss(0, 0.01), 15, dice, shared=True, tiers_=tiers)
     scores[-1]["local"] = _local(top, dice)
-    facts = manifest(label, seed, rounds=rounds, tiers=list(tiers))
-    return write_folder(folder, facts, [*events, counted[-1]], scores)
+    facts = manifest(label, seed, **{"rounds": rounds, "tiers": list(tiers), **changes})
+    return write_folder(folder, facts, [*events, counted[-1]], scores, settings)
 
 
 def made_widths(base: Path, tiers: Events = FIVE, rounds: int = 60) -> list[Path]:
@@ -309,6 +320,41 @@ def made_family(base: Path) -> list[Path]:
         for label, top, pace in methods
         for seed in (0, 1)
     ]
+
+
+ONE, MASKS = {"networks": "one"}, {"networks": "one", "memory": True, "sums": False}
+WIDTH, DEPTH = {"networks": "width"}, {"networks": "depth"}
+ANY, BOUND = {"networks": "any", "public": "inputs"}, {"networks": "one", "bound": True}
+EVERYTHING = {
+    "FedAvg": ONE, "FedProx": ONE, "SCAFFOLD": ONE, "FedNova": ONE, "MOON": ONE, "FedAvgM": ONE, "FedAdam": ONE,
+    "FedYogi": ONE, "FedAdagrad": ONE, "FedAdamW": ONE, "InclusiveFL": DEPTH, "FedIN": DEPTH, "HeteroFL": WIDTH,
+    "FedDropout": WIDTH, "FedRolex": WIDTH, "FjORD": WIDTH, "LotteryFL": MASKS, "Hermes": MASKS, "TailorFL": MASKS,
+    "FedMask": MASKS, "FedSkel": MASKS, "FedMD": ANY, "FedDF": ANY, "DSFL": ANY, "FedGEMS": ANY, "FedET": ANY,
+    "Moss": ANY, "Local": {"networks": "any"}, "AllSmall": ONE, "ExclusiveFL": ONE, "AllLarge": BOUND,
+}  # fmt: skip
+"""The label of every method, and what it declares."""
+
+
+def made_everything(base: Path, seeds: Sequence[int] = (0,), rounds: int = 20) -> list[Path]:
+    """31 methods of all families. FedProx's lines lie on FedAvg's; FedMask diverges; Hermes' models live on clients."""
+    folders = []
+    for place, (label, facts) in enumerate(EVERYTHING.items()):
+        at = 0 if label == "FedProx" else place
+        top, pace, cost = 0.6 + 0.34 * math.sin(1 + at) ** 2, 2.0 + at % 5, 1 + 0.4 * (at * 7 % 10)
+        for seed in seeds:
+            folder = base / f"{label}-{seed}"
+            changes: dict[str, object] = {"facts": facts}
+            changes |= {"status": "diverged", "fault_round": 3} if label == "FedMask" else {}
+            settings = f'seed = {seed}\n{SETTINGS}[method]\nname = "{label.lower()}"\n[local]\nlr = 0.{1 + place % 3}\n'
+            if facts is WIDTH:
+                rule = {"FedRolex": "rolling", "FedDropout": "random"}.get(label, "prefix")
+                made_width_run(folder, label, rule, seed, top, TIERS, rounds, settings, cost, **changes)
+            else:
+                like = "FedAvg" if label == "FedProx" else ""
+                made_run(folder, label, seed, top, pace, rounds, shared=label != "Hermes", settings=settings,
+                         cost=cost, like=like, **changes)  # fmt: skip
+            folders.append(folder)
+    return folders
 
 
 def main(base: Path) -> None:

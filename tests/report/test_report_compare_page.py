@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from made_runs import made_run, manifest, write_folder
 
 from potluck.report import read_record, verdict, write_report
-from potluck.report.compare_page import variant_numbers, variant_scores
 from potluck.report.summary import compare_rows
+from potluck.report.variants import is_logarithmic, variant_numbers, variant_scores
 
 
 def swept(base: Path) -> list[Path]:
@@ -52,6 +53,40 @@ def test_names_that_differ_in_one_number_are_places_on_an_axis() -> None:
     assert variant_numbers(["L = 2", "iid"]) is None
     assert variant_numbers(["rho = 1", "gamma = 1"]) is None
     assert variant_numbers(["1", "2"]) is None
+    assert variant_numbers(["x = 1", "x = 1e999"]) is None
+
+
+def test_a_learning_rate_or_more_than_two_decades_are_on_a_logarithmic_axis() -> None:
+    assert is_logarithmic("local.lr", [0.1, 0.3])
+    assert is_logarithmic("server_lr", [0.1, 0.3])
+    assert is_logarithmic("mu", [0.001, 1.0])
+    assert not is_logarithmic("mu", [0.01, 1.0])
+    assert not is_logarithmic("local.lr", [0.0, 0.3])
+    assert not is_logarithmic("colour", [0.1, 0.3])
+
+
+def test_numbers_that_no_axis_can_hold_do_not_stop_the_page(tmp_path: Path) -> None:
+    names = ["lr = 1e-300", "lr = 1e300", "lr = 1"]
+    folders = [made_run(tmp_path / f"{n}", "A", rounds=1, variant=name) for n, name in enumerate(names)]
+    assert "What varies" in write_report(folders, tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_many_variants_are_rows_in_their_order_and_a_diverged_cell_is_marked(tmp_path: Path) -> None:
+    rates = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10]
+    folders = [
+        made_run(tmp_path / f"{method}-{rate}", method, rounds=2, variant=f"local.lr = {rate}",
+                 **({"status": "diverged", "fault_round": 1} if (method, rate) == ("A", 10) else {}))
+        for method in ("A", "B")
+        for rate in reversed(rates)
+    ]  # fmt: skip
+    page = write_report(folders, tmp_path / "page.html").read_text(encoding="utf-8")
+    part = page[page.index("<h2>What varies") : page.index("<h2>Accuracy")]
+    assert re.findall(r'<th scope="col">(.*?)</th>', part) == ["", "A", "B"]
+    assert re.findall(r'data-name="([^"]*)"', part) == [f"local.lr = {rate}" for rate in rates]
+    assert '<span class="lost">diverged in round 1</span>' in part
+    assert "Final accuracy against local.lr" in part
+    assert "&quot;log&quot;:true" in part
+    assert [tick for tick in ("0.001", "0.01", "0.1", "1", "10") if f">{tick}</text>" not in part] == []
 
 
 def best_page(tmp_path: Path, *settings: str) -> str:

@@ -162,7 +162,7 @@ def test_rounds_until_stand_beside_the_theory(tmp_path: Path) -> None:
     ]
     page = source(folders, tmp_path / "page.html")
     part = page[page.index("<h3>Rounds until every unit") : page.index("<h2>Every run")]
-    rows = [re.findall(r"<t[hd][^>]*>(?:<div>)?([^<]*)", row) for row in re.findall(r"<tr>.*?</tr>", part)]
+    rows = [re.findall(r"<t[hd][^>]*>(?:<div>)?([^<]*)", row) for row in re.findall(r"<tr[^>]*>.*?</tr>", part)]
     assert rows == [
         ["m", "1", "2", "5"],
         ["A", "4", "8", "—"],

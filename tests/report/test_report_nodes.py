@@ -143,7 +143,7 @@ def test_bytes_of_messages_stand_beside_models_and_times_by_tier(tmp_path: Path)
     folder = made_federation(tmp_path / "run", a="aas", b=" aa", c="a--")
     page = source([folder], tmp_path / "a.html")
     part = page[page.index(BESIDE) : page.index("Cost per tier")]
-    rows = [re.findall(r"<t[hd][^>]*>(?:<div>)?([^<]*)", row) for row in re.findall(r"<tr>.*?</tr>", part)]
+    rows = [re.findall(r"<t[hd][^>]*>(?:<div>)?([^<]*)", row) for row in re.findall(r"<tr[^>]*>.*?</tr>", part)]
     assert rows[2:] == [
         ["watch", "4 kB", "1.2 kB", "3.6 kB", "900 B", "8 s", "20 s"],
         ["phone", "2 kB", "800 B", "1.8 kB", "600 B", "4 s", "10 s"],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 from html.parser import HTMLParser
@@ -175,5 +177,14 @@ def test_a_page_that_cannot_be_written_names_the_path(tmp_path: Path) -> None:
 
 def test_the_style_sheet_and_the_script_are_inside_the_page(tmp_path: Path) -> None:
     source = write_report([made_run(tmp_path / "run", rounds=1)], tmp_path / "report.html").read_text(encoding="utf-8")
-    for name in ("report.css", "report.js"):
-        assert files("potluck.report").joinpath("assets", name).read_text(encoding="utf-8") in source
+    for asset in files("potluck.report").joinpath("assets").iterdir():
+        assert asset.read_text(encoding="utf-8") in source
+
+
+def test_only_the_pages_own_script_may_run_and_nothing_may_load(tmp_path: Path) -> None:
+    source = write_report([made_run(tmp_path / "run", rounds=1)], tmp_path / "report.html").read_text(encoding="utf-8")
+    (script,) = re.findall("<script>(.*?)</script>", source, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    (policy,) = [value for _, name, value in Page(source).attributes if name == "content" and "default-src" in value]
+    assert f"script-src 'sha256-{digest}'" in policy
+    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-")

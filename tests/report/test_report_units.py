@@ -51,3 +51,9 @@ def test_a_metric_says_its_unit() -> None:
     assert (correlation.name, correlation.unit, correlation.format(0.931)) == ("Pearson correlation", "", "0.931")
     assert (correlation.format_mean_sd(0.9, 0.012), correlation.format(0.8, 0)) == ("0.900 ± 0.012", "0.80")
     assert correlation.format(None) == "—"
+
+
+def test_a_difference_that_rounds_to_zero_has_no_sign() -> None:
+    share, correlation = MetricFormat.of_metric("accuracy"), MetricFormat.of_metric("matthews")
+    assert (share.format_difference(-0.0004), share.format_difference(-0.021)) == ("0.0 points", "-2.1 points")
+    assert correlation.format_interval(-0.0004, 0.25) == "0.000 to 0.250"

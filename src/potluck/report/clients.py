@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from potluck.report.curves import MethodRuns, all_runs, run_curves, score_axis, tier_series
-from potluck.report.html import Markup, Series, bar_list, charts, figure, note, section
+from potluck.report.curves import run_curves, score_axis, tier_series
+from potluck.report.html import Markup, Series, bar_list, charts, figure, foldable, note, section
 from potluck.report.marks import BarsMark, ColumnsMark, DotsMark, LineMark, VerticalLineMark
+from potluck.report.multiples import MethodRuns, all_runs, is_many
 from potluck.report.records import ClientScores, RunRecord
 from potluck.report.summary import capitalize, mean_of, mean_sd, metric_format, metric_name
 from potluck.report.svg import Mark, PlotAxis, plot
@@ -56,7 +57,8 @@ def compare_local_section(methods: MethodRuns) -> Markup | None:
     top, metric = _highest_share([scores for _, scores in shown]), metric_format(*all_runs(methods))
     figures = [figure(series.label, _histogram(series, scores, top, metric)) for series, scores in shown]
     words = f"{LOCAL_MEANING}; last scored round, the clients of all seeds together."
-    return section(f"Local {metric.name}", note(words), charts(*figures, small=True))
+    drawn = charts(*figures, small=True)
+    return foldable(f"Local {metric.name}", is_many(methods), note(words), drawn)
 
 
 def pool_clients(runs: Sequence[RunRecord]) -> ClientScores:
@@ -118,7 +120,7 @@ def node_figure(run: RunRecord) -> Markup | None:
         return None
     metric = metric_format(run)
     rows = [
-        (Series("", name, colours.get(node.tier, "var(--c6)")), max(0.0, score), metric.format(score))
+        (Series("", name, colours.get(node.tier, "var(--muted)")), max(0.0, score), metric.format(score))
         for score, name, node in nodes
     ]
     words = "Last scored round, each node on its own examples; coloured by tier."
@@ -136,7 +138,7 @@ def _class_figure(run: RunRecord) -> Markup | None:
         if not values:
             continue
         if series.key == "whole":
-            series = Series(series.key, series.label, "var(--c6)")
+            series = Series(series.key, series.label, "var(--muted)")
             marks.append(ColumnsMark(series, values))
         else:
             marks.append(DotsMark(series, values))

@@ -11,12 +11,27 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from potluck.report.curves import MethodRuns
-from potluck.report.html import Markup, Series, charts, figure, join, legend, note, section, table, tag
+from potluck.report.html import (
+    Cell,
+    Markup,
+    RowName,
+    Series,
+    TableCell,
+    charts,
+    collapsible,
+    join,
+    legend,
+    note,
+    number_cell,
+    section,
+    table,
+    tag,
+)
 from potluck.report.json_values import integer, mapping, number, sequence
 from potluck.report.marks import LineMark, PlotStep, StepsMark
+from potluck.report.multiples import MethodRuns, in_own_colours, is_many, method_charts
 from potluck.report.records import GroupCoverage, Points, RunRecord
-from potluck.report.svg import ROUND_AXIS, PlotAxis, plot
+from potluck.report.svg import ROUND_AXIS, Mark, PlotAxis
 from potluck.report.units import format_count, format_mean_round, format_short
 
 TITLE = "How often each unit was trained"
@@ -118,7 +133,9 @@ def run_coverage_section(run: RunRecord) -> Markup | None:
     groups = run.coverage[:MAX_GROUPS]
     top = max((count for group in groups for count in group.known), default=0.0)
     bars = tag("div", *(_group_chart(group, top) for group in groups), class_="strips") if groups else None
-    return section(TITLE, _how_to_read(run, top) if groups else None, bars, _milestone_table([(run.label, [run])]))
+    return section(
+        TITLE, _how_to_read(run, top) if groups else None, bars, _milestone_table([(RowName(run.label), [run])])
+    )
 
 
 def _how_to_read(run: RunRecord, top: float) -> Markup:
@@ -132,7 +149,7 @@ def _how_to_read(run: RunRecord, top: float) -> Markup:
 def _group_chart(group: GroupCoverage, top: float) -> Markup:
     """One bar per unit of the group, and its numbers as text."""
     steps, units = make_steps(group.counts), len(group.counts)
-    least, mean, most = _least_mean_most(group)
+    least, mean, most = map(format_short, _least_mean_most(group))
     words = f"least {least} · mean {mean} · most {most}"
     many = "1 unit" if units == 1 else f"{format_count(units)} units"
     head = tag("div", tag("b", group.name), tag("span", many), tag("span", words))
@@ -150,10 +167,10 @@ def _group_chart(group: GroupCoverage, top: float) -> Markup:
     return tag("div", head, bars, foot, class_="strip")
 
 
-def _least_mean_most(group: GroupCoverage) -> list[str]:
+def _least_mean_most(group: GroupCoverage) -> list[float]:
     """The lowest, mean and highest count of the group."""
     known = group.known
-    return [format_short(min(known)), format_short(sum(known) / len(known)), format_short(max(known))]
+    return [min(known), sum(known) / len(known), max(known)]
 
 
 def _never_trained(group: GroupCoverage) -> int:
@@ -206,15 +223,17 @@ def _equal_stretches(steps: list[PlotStep]) -> list[tuple[int, int, float]]:
 
 def compare_coverage_section(methods: MethodRuns) -> Markup | None:
     """The largest group by method, the least trained unit over the rounds, and the milestones."""
-    known = [(series, some) for series, runs in methods if (some := [run for run in runs if has_coverage(run)])]
-    if not known:
+    found = [(series, some) for series, runs in methods if (some := [run for run in runs if has_coverage(run)])]
+    if not found:
         return None
+    known = found if is_many(found) or not is_many(methods) else in_own_colours(found)
     words = "Mean over seeds. Methods that train every unit each time are not shown."
-    figures = charts(*filter(None, (_steps_figure(known), _least_trained_figure(known))))
-    scope = tag("div", note(words), legend(series for series, _ in known), figures, data_scope="")
-    return section(
-        TITLE, scope, _milestone_table([(series.label, runs) for series, runs in known]), _count_table(known)
-    )
+    drawn = [one for one in (_steps_figure(known), _least_trained_figure(known)) if one]
+    shown = join(*drawn) if is_many(known) else join(legend(series for series, _ in known), charts(*drawn))
+    rows = [(RowName(series.label, key=series.key), runs) for series, runs in known]
+    tables = join(_milestone_table(rows), _count_table(known))
+    whole = collapsible("In numbers", tables) if is_many(methods) else tables
+    return tag("div", section(TITLE, note(words), shown, whole), data_scope="")
 
 
 def _largest_group(methods: MethodRuns) -> list[tuple[Series, GroupCoverage]]:
@@ -228,25 +247,34 @@ def _largest_group(methods: MethodRuns) -> list[tuple[Series, GroupCoverage]]:
 
 
 def _steps_figure(methods: MethodRuns) -> Markup | None:
-    found = _largest_group(methods)
+    found = {series.key: group for series, group in _largest_group(methods)}
     if not found:
         return None
-    name, units = found[0][1].name, len(found[0][1].counts)
-    marks = [StepsMark(series, make_steps(group.counts)) for series, group in found]
+    largest = next(iter(found.values()))
+    name, units = largest.name, len(largest.counts)
+
+    def draw(series: Series, _: list[RunRecord]) -> list[Mark]:
+        return [StepsMark(series, make_steps(found[series.key].counts))] if series.key in found else []
+
     x_axis = PlotAxis("unit", "whole", low=-0.5, high=units - 0.5)
-    chart = plot(marks, x_axis, TIMES, f"Times each unit of {name} was trained, by method")
-    size = marks[0].steps[0].last + 1
+    size = make_steps(largest.counts)[0].last + 1
     bands = f" Each step: the mean of {size} units; band: lowest to highest." if size > 1 else ""
     words = f"The largest group, {format_count(units)} units; counted over clients and rounds.{bands}"
-    return figure(f"Units of {name}", chart, (), words)
+    chart = f"Times each unit of {name} was trained, by method"
+    return method_charts(f"Units of {name}", methods, draw, x_axis, TIMES, chart, words)
 
 
 def _least_trained_figure(methods: MethodRuns) -> Markup | None:
-    marks = [LineMark(series, line) for series, runs in methods if (line := least_trained_line(runs))]
-    if not marks:
+    lines = {series.key: least_trained_line(runs) for series, runs in methods}
+    if not any(lines.values()):
         return None
-    chart = plot(marks, ROUND_AXIS, TIMES, "How often the least trained unit was trained")
-    return figure("The unit trained least", chart, (), "Of all groups: how often it had been trained after each round.")
+
+    def draw(series: Series, _: list[RunRecord]) -> list[Mark]:
+        return [LineMark(series, lines[series.key])] if lines[series.key] else []
+
+    words = "Of all groups: how often it had been trained after each round."
+    name = "How often the least trained unit was trained"
+    return method_charts("The unit trained least", methods, draw, ROUND_AXIS, TIMES, name, words)
 
 
 def _count_table(methods: MethodRuns) -> Markup | None:
@@ -254,25 +282,38 @@ def _count_table(methods: MethodRuns) -> Markup | None:
     if not found:
         return None
     head = ["", "least", "mean", "most", "never trained"]
-    rows = [[series.label, *_least_mean_most(group), format_count(_never_trained(group))] for series, group in found]
-    return join(tag("h3", f"Times a unit of {found[0][1].name} was trained"), table(head, rows))
+    rows: list[list[TableCell]] = [
+        [RowName(series.label, key=series.key), *_count_cells(group)] for series, group in found
+    ]
+    title = f"Times a unit of {found[0][1].name} was trained"
+    return join(tag("h3", title), table(head, rows, names=["method"], title=title))
 
 
-def _milestone_table(methods: Sequence[tuple[str, list[RunRecord]]]) -> Markup | None:
+def _count_cells(group: GroupCoverage) -> list[Cell]:
+    counts = [number_cell(format_short, value) for value in _least_mean_most(group)]
+    return [*counts, number_cell(format_count, _never_trained(group))]
+
+
+def _milestone_table(methods: Sequence[tuple[RowName, list[RunRecord]]]) -> Markup | None:
     """Rounds until every unit was trained at least m times, per method, beside the theory of FedRolex's paper."""
     known = [(label, some) for label, runs in methods if (some := [run for run in runs if _has_least_trained(run)])]
     if not known:
         return None
     everything = [run for _, runs in known for run in runs]
     times, windows = milestones(everything), disjoint_windows(everything)
-    rows = [
-        [label, *(format_mean_round([rounds_until(run, m) for run in runs]) for m in times)] for label, runs in known
+    rows: list[list[TableCell]] = [
+        [label, *(_rounds_cell([rounds_until(run, m) for run in runs]) for m in times)] for label, runs in known
     ]
-    rows += _theory_rows(windows, times) if isinstance(windows, int) else []
-    marked = any(cell.endswith("‡") for row in rows for cell in row[1:])
+    theory = _theory_rows(windows, times) if isinstance(windows, int) else []
+    marked = any(cell.endswith("‡") for row in theory for cell in row[1:])
     words = _theory_words(windows, everything) + (" ‡ Below m·I: the formula holds for many windows." if marked else "")
-    title = tag("h3", "Rounds until every unit was trained at least m times")
-    return join(title, note(words), table(["m", *map(format_count, times)], rows))
+    title = "Rounds until every unit was trained at least m times"
+    shown = table(["m", *map(format_count, times)], rows, last=theory, title=title)
+    return join(tag("h3", title), note(words), shown)
+
+
+def _rounds_cell(rounds: Sequence[int | None]) -> Cell:
+    return Cell(format_mean_round(rounds), _mean(rounds))
 
 
 def _theory_rows(windows: int, times: list[int]) -> list[list[str]]:

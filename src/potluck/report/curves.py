@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
-from potluck.report.html import Markup, Series, charts, figure, legend, note, palette, tag
+from potluck.report.html import COLOURS, Markup, Series, figure, note, palette
 from potluck.report.marks import BandMark, LineMark
+from potluck.report.multiples import MethodRuns, all_runs, method_charts, take_turns
 from potluck.report.records import LearningCurve, Points, RunRecord, TierRecord
 from potluck.report.summary import capitalize, mean_of, mean_sd, metric_format, metric_name, overall_name, sd_of
 from potluck.report.svg import ROUND_AXIS, Mark, PlotAxis, plot
@@ -13,14 +14,11 @@ from potluck.report.svg import ROUND_AXIS, Mark, PlotAxis, plot
 VALIDATION_DASH = "4 4"
 TRAINING_DASH = "2 3"
 
-MethodRuns = Sequence[tuple[Series, list[RunRecord]]]
-"""The methods of a comparison: each one's name and colour, and its runs over seeds."""
-
 
 def score_axis(*runs: RunRecord) -> PlotAxis:
     """The axis of the metric that the runs share."""
     metric = metric_format(*runs)
-    return PlotAxis(metric.name, "percent" if metric.percent else "plain")
+    return PlotAxis(metric.name, "percent" if metric.percent else "plain", tight=True, pad=0.04)
 
 
 def overall_series(run: RunRecord) -> Series:
@@ -45,8 +43,8 @@ def score_figure(run: RunRecord) -> Markup:
     marks = [mark for series, curve in reversed(curves) for mark in _test_and_validation(series, curve)]
     solid = "Solid: mean over clients" if run.curve.on_clients else "Solid: test"
     dashed = "; dashed: validation" if any(_has_validation(curve) for _, curve in curves) else ""
-    words = f"{solid}{dashed}. A click on a name hides it."
-    chart = plot(marks, ROUND_AXIS, score_axis(run), f"{capitalize(metric_name(run))} over rounds")
+    words = f"{solid}{dashed}. A click on a name shows it alone."
+    chart = plot(take_turns(marks), ROUND_AXIS, score_axis(run), f"{capitalize(metric_name(run))} over rounds")
     return figure(capitalize(metric_name(run)), chart, [series for series, _ in curves], words)
 
 
@@ -69,29 +67,25 @@ def loss_figure(run: RunRecord) -> Markup:
     training = [(float(record.number), record.loss) for record in run.rounds if record.loss is not None]
     shown, marks = [], []
     if training:
-        marks.append(LineMark(Series("training", "training", "var(--c6)"), training, TRAINING_DASH))
-        shown.append(Series("training", "training", "var(--c6)", TRAINING_DASH))
+        marks.append(LineMark(Series("training", "training", "var(--muted)"), training, TRAINING_DASH))
+        shown.append(Series("training", "training", "var(--muted)", TRAINING_DASH))
     for series, curve in run_curves(run):
         if line := curve.line(lambda point: point.test.loss):
             marks.append(LineMark(series, line))
             shown.append(series)
-    chart = plot(marks, ROUND_AXIS, PlotAxis("loss", low=0.0), "Loss over rounds")
+    chart = plot(take_turns(marks), ROUND_AXIS, PlotAxis("loss", low=0.0), "Loss over rounds")
     return figure("Loss", chart, shown, "Dotted: mean training loss of the round's clients; solid: test loss.")
 
 
-def all_runs(methods: MethodRuns) -> list[RunRecord]:
-    """The runs of all methods."""
-    return [run for _, runs in methods for run in runs]
-
-
-def compare_curve_figure(caption: str, methods: MethodRuns, pick: Callable[[RunRecord], LearningCurve]) -> Markup:
+def compare_curves(caption: str, methods: MethodRuns, pick: Callable[[RunRecord], LearningCurve]) -> Markup:
     """One learning curve per method, mean and standard deviation over seeds."""
-    marks: list[Mark] = []
-    for series, runs in methods:
+
+    def draw(series: Series, runs: list[RunRecord]) -> list[Mark]:
         lines = [pick(run).line(lambda point: point.score) for run in runs]
-        marks += mean_marks(series, [[(index, index, value) for index, value in line] for line in lines])
+        return mean_marks(series, [[(index, index, value) for index, value in line] for line in lines])
+
     axis = score_axis(*all_runs(methods))
-    return figure(caption, plot(marks, ROUND_AXIS, axis, f"{capitalize(axis.title)} over rounds: {caption}"))
+    return method_charts(caption, methods, draw, ROUND_AXIS, axis, f"{capitalize(axis.title)} over rounds: {caption}")
 
 
 def mean_marks(series: Series, lines: Iterable[Iterable[tuple[float, float, float]]]) -> list[Mark]:
@@ -104,19 +98,22 @@ def mean_marks(series: Series, lines: Iterable[Iterable[tuple[float, float, floa
         for slot, x, y in line:
             slots.setdefault(slot, []).append((x, y))
     points: Points = []
-    edges = []
+    edges, spreads = [], {}
     for _, found in sorted(slots.items()):
         x = sum(x for x, _ in found) / len(found)
         summary = mean_sd(y for _, y in found)
         mean, sd = mean_of(summary) or 0.0, sd_of(summary)
         points.append((x, mean))
+        spreads[x, mean] = (sd, len(found))
         if sd is not None:
             edges.append((x, max(min(0.0, mean), mean - sd), min(1.0, mean + sd)))
-    return [BandMark(series, edges), LineMark(series, points)]
+    return [BandMark(series, edges), LineMark(series, points, spreads=spreads)]
 
 
-def charts_with_legend(methods: MethodRuns, *figures: Markup, small: bool = False) -> Markup:
-    """Charts under one legend: a click hides a method in all of them."""
-    words = "Lines: mean over seeds; bands: ± one standard deviation. A click on a name hides it in all charts here."
-    names = legend(series for series, _ in methods)
-    return tag("div", note(words), names, charts(*figures, small=small), data_scope="")
+def lines_note(methods: MethodRuns) -> Markup:
+    """How to read charts with a line per method."""
+    seeds = any(len(runs) > 1 for _, runs in methods)
+    words = "Lines: mean over seeds; bands: ± one standard deviation." if seeds else "Lines: one seed each."
+    if len(methods) > COLOURS:
+        words += " A chart for each family, all on the same scale; grey: the methods of the others."
+    return note(f"{words} A click on a name shows it alone in all charts here, a second click shows all.")

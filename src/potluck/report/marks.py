@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from potluck.report.html import Markup, Series, tag
 from potluck.report.records import Points
@@ -11,6 +11,10 @@ from potluck.report.svg import LinearScale
 
 MAX_POINTS = 160
 """Points kept of a long line; more would make the page large and could not be seen."""
+BEHIND_POINTS = 40
+"""Points kept of a line that only shows where the others are."""
+DASH = 7
+"""Length of a stroke where several lines lie on each other, in units of the chart."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,10 @@ class LineMark:
     dash: str = ""
     name: str = ""
     """The text at the pointer, if it is not the label of the series."""
+    spreads: Mapping[tuple[float, float], tuple[float | None, int]] = field(default_factory=dict)
+    """Standard deviation and number of seeds of a point; for the pointer only."""
+    turn: tuple[int, int] = (0, 1)
+    """(place, number) among lines that lie on each other: these are dashed, and show one after the other."""
 
     def extent(self) -> Points:
         return self.points
@@ -31,19 +39,48 @@ class LineMark:
         if not points:
             return Markup("")
         path = "M" + "L".join(f"{x(across):.1f} {y(up):.1f}" for across, up in points)
-        style, dash = f"stroke:{self.series.colour}", self.dash or self.series.dash or None
-        line = tag("path", d=path, class_=self._css_class(), style=style, stroke_dasharray=dash)
+        style, (dash, offset) = f"stroke:{self.series.colour}", _dashes(self.turn, self.dash or self.series.dash)
+        line = tag("path", d=path, class_=self._css_class(), style=style, stroke_dasharray=dash,
+                   stroke_dashoffset=offset)  # fmt: skip
         across, up = points[-1]
         end = tag("circle", cx=x(across), cy=y(up), r="2.6", style=f"fill:{self.series.colour}")
         return tag("g", line, end, data_key=self.series.key)
 
     def _css_class(self) -> str:
         """A line with its own dashes accompanies the main line of its series, so it is thinner."""
+        if self.turn[0]:
+            return "line turn"
         return "line thin" if self.dash else "line thick" if self.series.thick else "line"
 
     def hover_data(self) -> dict[str, object]:
-        points = [[float(f"{across:.6g}"), float(f"{up:.4g}")] for across, up in thin(self.points)]
-        return _hover_data(self.series, self.name or self.series.label, points)
+        kept = thin(self.points)
+        points = [[float(f"{across:.6g}"), float(f"{up:.4g}")] for across, up in kept]
+        data = _hover_data(self.series, self.name or self.series.label, points)
+        if not any(sd is not None for sd, _ in self.spreads.values()):
+            return data
+        spreads = [self.spreads.get(point, (None, 1)) for point in kept]
+        return {**data, "spreads": [[None if sd is None else float(f"{sd:.3g}"), many] for sd, many in spreads]}
+
+
+@dataclass(frozen=True)
+class BehindMark:
+    """A line of another chart in grey, so that the lines of this chart can be placed among all."""
+
+    series: Series
+    points: Points
+
+    def extent(self) -> Points:
+        return self.points
+
+    def draw(self, x: LinearScale, y: LinearScale) -> Markup:
+        points = thin(self.points, BEHIND_POINTS)
+        if not points:
+            return Markup("")
+        path = "M" + "L".join(f"{x(across):.0f} {y(up):.0f}" for across, up in points)
+        return tag("path", d=path, class_="line behind", data_key=self.series.key)
+
+    def hover_data(self) -> None:
+        return None
 
 
 @dataclass(frozen=True)
@@ -177,6 +214,13 @@ class StepsMark:
 
     series: Series
     steps: Sequence[PlotStep]
+    turn: tuple[int, int] = (0, 1)
+    """As in a `LineMark`."""
+
+    @property
+    def points(self) -> Points:
+        """The middle of each step whose value is known."""
+        return [((step.first + step.last) / 2, step.mean) for step in self.steps if step.mean is not None]
 
     def extent(self) -> Points:
         return [
@@ -189,8 +233,9 @@ class StepsMark:
     def draw(self, x: LinearScale, y: LinearScale) -> Markup:
         stretches = list(_known_stretches(self.steps))
         path = "".join(_step_path(x, y, [(step, step.mean or 0.0) for step in steps], "M") for steps in stretches)
-        style, dash = f"stroke:{self.series.colour}", self.series.dash or None
-        line = tag("path", d=path, class_="line", style=style, stroke_dasharray=dash)
+        style, (dash, offset) = f"stroke:{self.series.colour}", _dashes(self.turn, self.series.dash)
+        css_class = "line turn" if self.turn[0] else "line"
+        line = tag("path", d=path, class_=css_class, style=style, stroke_dasharray=dash, stroke_dashoffset=offset)
         return tag("g", self._band(x, y, stretches), line, data_key=self.series.key)
 
     def _band(self, x: LinearScale, y: LinearScale, stretches: list[list[PlotStep]]) -> Markup | None:
@@ -246,6 +291,12 @@ def thin(points: Points, most: int = MAX_POINTS) -> Points:
         part = points[start : start + stretch]
         kept += sorted({min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])})
     return sorted({points[0], *kept, points[-1]})
+
+
+def _dashes(turn: tuple[int, int], usual: str) -> tuple[str | None, int | None]:
+    """The first of several lines is whole and lies below; each of the others leaves the places of the rest free."""
+    place, many = turn
+    return (f"{DASH} {DASH * (many - 1)}", -DASH * place) if place else (usual or None, None)
 
 
 def _hover_data(series: Series, label: str, points: list[list[float]]) -> dict[str, object]:

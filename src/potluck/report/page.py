@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 
-from potluck.ledger import FolderError, write_atomically
+from potluck.ledger import write_atomically
 from potluck.report.compare_page import compare_body
 from potluck.report.html import Markup, join, tag
 from potluck.report.json_values import text
+from potluck.report.page_frame import make_folder, whole_page
 from potluck.report.read import read_record
 from potluck.report.records import RunRecord
 from potluck.report.run_page import run_body, status_line
 from potluck.report.summary import group_by_method
-
-# The page may use its own script and style and load nothing else, whatever the names in a run folder hold.
-CONTENT_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-)
 
 
 def write_report(folders: Sequence[Path], to: Path, title: str | None = None) -> Path:
@@ -26,17 +21,9 @@ def write_report(folders: Sequence[Path], to: Path, title: str | None = None) ->
     runs = [read_record(folder) for folder in folders]
     if not runs:
         raise ValueError("a report needs at least one run folder")
-    _make_folder(to.parent)
+    make_folder(to.parent)
     write_atomically(to, render(runs, to, title).encode(errors="replace"))
     return to
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        words = f"{folder}: cannot make the folder: {error.strerror or error}. Choose another path for the report."
-        raise FolderError(words) from error
 
 
 def render(runs: Sequence[RunRecord], page: Path, title: str | None = None) -> str:
@@ -45,30 +32,7 @@ def render(runs: Sequence[RunRecord], page: Path, title: str | None = None) -> s
     title = title or (single.name if single else _shared_title(runs))
     body = run_body(single) if single else compare_body(runs, page)
     intro = status_line(single) if single else _overview(runs)
-    return "<!doctype html>\n" + tag(
-        "html",
-        tag(
-            "head",
-            tag("meta", charset="utf-8"),
-            tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-            tag("meta", http_equiv="Content-Security-Policy", content=CONTENT_POLICY),
-            tag("title", f"{title} · Potluck"),
-            tag("style", _asset("report.css")),
-        ),
-        tag("body", _header(title, intro), tag("main", body), _footer(runs), tag("script", _asset("report.js"))),
-        lang="en",
-    )
-
-
-def _asset(name: str) -> Markup:
-    """The text of a file in `assets`."""
-    return Markup("\n" + files("potluck.report").joinpath("assets", name).read_text(encoding="utf-8"))
-
-
-def _header(title: str, intro: Markup) -> Markup:
-    dots = (tag("i", style=f"background:var(--c{index})") for index in range(3))
-    brand = tag("div", tag("span", *dots, style="display:inline-flex;gap:3px"), "Potluck report", class_="brand")
-    return tag("header", brand, tag("h1", title), intro)
+    return whole_page(title, intro, body, _footer(runs))
 
 
 def _shared_title(runs: Sequence[RunRecord]) -> str:
@@ -92,4 +56,4 @@ def _footer(runs: Sequence[RunRecord]) -> Markup:
     words = (
         "Measured numbers were counted or clocked; modelled ones are computed from the work and the device profiles."
     )
-    return tag("footer", join(made_with, " ", words))
+    return join(made_with, " ", words)

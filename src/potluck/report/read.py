@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from potluck.ledger import read_run
+from potluck.report.budgets import known_budget
 from potluck.report.json_values import Json, integer, mapping, number, sequence, text
 from potluck.report.node_log import SHORT_ID, NodeLog, name_nodes
 from potluck.report.records import (
@@ -27,6 +28,9 @@ from potluck.report.tasks import OutOfOrder, RoundCost, RunningTotals, TaskLog
 MAX_COUNT = 1e15
 """A larger count of trainings is a broken value."""
 
+MAX_EPSILON = 1e12
+"""A larger epsilon promises nothing, and is not drawn."""
+
 OTHER_METRICS = ("accuracy", "f1", "precision", "recall", "matthews", "pearson")
 """Metrics that a run may record besides its own."""
 
@@ -35,7 +39,7 @@ def read_record(folder: Path | str) -> RunRecord:
     """The record of the run in this folder."""
     found = read_run(Path(folder))
     run = make_record(found.path, found.manifest, found.settings, found.events, found.scores)
-    return replace(run, features=found.features())
+    return replace(run, features=found.features(), holdings=found.holdings())
 
 
 def make_record(
@@ -50,7 +54,8 @@ def make_record(
     names = log.nodes.names()
     name = text(manifest.get("name"), folder.name)
     score_lines = _last_per_round(scores)
-    scoring = _scoring(settings)
+    tables = _settings_tables(settings)
+    scoring, compared = mapping(tables.get("score")), mapping(tables.get("compare"))
     best_by = "test" if scoring.get("best") == "test" else "validation"
     return RunRecord(
         folder=folder,
@@ -69,12 +74,15 @@ def make_record(
         rounds=tuple(_with_cost(log.rounds[index], log.tasks.rounds[index]) for index in sorted(log.rounds)),
         transfers=tuple(log.transfers.values()),
         coverage=log.coverage,
+        epsilons=tuple(sorted(log.epsilons.items())),
         nodes=log.nodes.records(score_lines),
         totals=log.tasks.clients.totals(),
         failures=tuple(_with_name(failure, names) for failure in log.tasks.failures()),
         warnings=tuple((round, name_nodes(words, names)) for round, words in log.warnings),
         settings=settings,
         targets=_targets(scoring),
+        budget=known_budget((name, number(amount)) for name, amount in mapping(compared.get("budget")).items()),
+        chosen=mapping(compared.get("chosen")),
         manifest=manifest,
     )
 
@@ -91,10 +99,10 @@ def _label(manifest: Json) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _scoring(settings: str) -> Json:
-    """What stands under [score] in the settings; empty if they cannot be parsed."""
+def _settings_tables(settings: str) -> Json:
+    """The settings of the run; empty if they cannot be parsed."""
     try:
-        return mapping(tomllib.loads(settings).get("score"))
+        return tomllib.loads(settings)
     except (ValueError, RecursionError):
         return {}
 
@@ -115,6 +123,7 @@ class _EventLog:
     warnings: list[tuple[int | None, str]] = field(default_factory=list)
     transfers: dict[tuple[object, ...], TransferRecord] = field(default_factory=dict)
     coverage: tuple[GroupCoverage, ...] = ()
+    epsilons: dict[int, float] = field(default_factory=dict)
 
 
 def _sort_events(events: Iterable[Json], tasks: TaskLog, nodes: NodeLog) -> _EventLog:
@@ -134,6 +143,10 @@ def _sort_events(events: Iterable[Json], tasks: TaskLog, nodes: NodeLog) -> _Eve
                 nodes.add(event)
             case "coverage":
                 log.coverage = _coverage(event) or log.coverage
+            case "privacy":
+                spent = number(event.get("epsilon"))
+                if spent is not None and 0 <= spent <= MAX_EPSILON:
+                    log.epsilons[integer(event.get("round")) or 0] = spent
             case "warning":
                 log.warnings.append((integer(event.get("round")), text(event.get("text"))))
     tasks.finish()
@@ -202,6 +215,7 @@ def _with_cost(record: RoundRecord, cost: RoundCost) -> RoundRecord:
         bytes_down=cost.bytes_down,
         bytes_up=cost.bytes_up,
         joules=cost.joules,
+        flops=cost.flops,
     )
 
 
@@ -240,6 +254,8 @@ def _tier(
         share=number(declared.get("share")),
         clients=integer(declared.get("clients")),
         profile=text(declared.get("profile")),
+        basis=text(declared.get("basis")),
+        source=text(declared.get("source")),
         parameters=integer(declared.get("parameters")),
         width=_model_size(declared.get("width")),
         depth=_model_size(declared.get("depth")),

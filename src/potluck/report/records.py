@@ -166,6 +166,10 @@ class TierRecord:
     share: float | None = None
     clients: int | None = None
     profile: str = ""
+    basis: str = ""
+    """What its modelled time and memory rest on, if not on a built-in profile: measured, fitted, ..."""
+    source: str = ""
+    """Where that comes from."""
     parameters: int | None = None
     width: str = ""
     depth: str = ""
@@ -223,6 +227,7 @@ class RoundRecord:
     bytes_down: float | None = None
     bytes_up: float | None = None
     joules: float | None = None
+    flops: float | None = None
     least_trained: int | None = None
     """How often the least trained unit of the model had been trained by then."""
 
@@ -301,6 +306,8 @@ class RunRecord:
     transfers: tuple[TransferRecord, ...] = ()
     coverage: tuple[GroupCoverage, ...] = ()
     """One per axis group, the largest first; empty if every client trains the whole model."""
+    epsilons: tuple[tuple[int, float], ...] = ()
+    """(round, epsilon so far) of runs with [privacy]."""
     nodes: tuple[NodeRecord, ...] = ()
     """The nodes of a federation, by name; empty in a simulation."""
     totals: TaskTotals = TaskTotals()
@@ -310,9 +317,15 @@ class RunRecord:
     settings: str = ""
     targets: tuple[float, ...] = ()
     """Scores to which rounds are counted, as the settings name them; empty if they name none."""
+    budget: Mapping[str, float] = field(default_factory=dict)
+    """What comparisons are held equal in, as the settings name it: rounds, bytes, time, energy or flops."""
+    chosen: Mapping[str, object] = field(default_factory=dict)
+    """What the method chose by tuning, and what that cost; empty if it was not tuned."""
     manifest: Mapping[str, object] = field(default_factory=dict)
     features: Mapping[str, object] = field(default_factory=dict)
     """CKA and PCA of the tiers' features, as written; `features.py` reads them."""
+    holdings: Mapping[str, object] = field(default_factory=dict)
+    """Rows of each label that clients hold, as written; `holdings.py` reads them."""
 
     @property
     def failure(self) -> str:

@@ -7,15 +7,30 @@ import json
 from potluck.report.clients import clients_section, node_figure, sorted_clients_figure
 from potluck.report.cost import run_cost_section, tier_cost_section
 from potluck.report.coverage import run_coverage_section
-from potluck.report.curves import loss_figure, score_figure
+from potluck.report.curves import loss_figure, score_figure, tier_series
 from potluck.report.features import features_section, parse_features
-from potluck.report.html import Markup, card, cards, charts, collapsible, join, note, section, table, tag
+from potluck.report.holdings import holdings_section, parse_holdings
+from potluck.report.html import (
+    Cell,
+    Markup,
+    TableCell,
+    card,
+    cards,
+    charts,
+    collapsible,
+    join,
+    note,
+    number_cell,
+    section,
+    table,
+    tag,
+)
 from potluck.report.presence import presence_section
-from potluck.report.records import LearningCurve, RunRecord
-from potluck.report.sentences import privacy_guarantee
+from potluck.report.privacy import privacy_note, privacy_section
+from potluck.report.records import ClientScores, LearningCurve, RunRecord
 from potluck.report.summary import best_heading, capitalize, metric_format, overall_name
 from potluck.report.transfer import transfer_section
-from potluck.report.units import GAP, MetricFormat, format_bytes, format_count, format_joules, format_seconds
+from potluck.report.units import MetricFormat, format_bytes, format_count, format_joules, format_seconds
 
 MAX_FAILURES = 30
 MAX_WARNINGS = 50
@@ -28,11 +43,12 @@ def run_body(run: RunRecord) -> Markup:
         _tier_table(run),
         _other_metrics_table(run),
         _dagger_note(run),
-        _privacy_note(run),
         section("Learning", charts(score_figure(run), loss_figure(run))),
+        privacy_section(run),
         presence_section(run),
         run_cost_section(run),
         tier_cost_section(run),
+        holdings_section(parse_holdings(run.holdings), {tier.name: one.colour for one, tier in tier_series(run)}),
         clients_section(run),
         features_section(parse_features(run.features)),
         transfer_section(run.transfers),
@@ -48,7 +64,7 @@ def run_brief(run: RunRecord) -> Markup:
         _headline(run),
         _tier_table(run),
         _dagger_note(run),
-        _privacy_note(run),
+        privacy_note(run),
         charts(score_figure(run), node_figure(run) or sorted_clients_figure(run)),
         _failures(run),
         _settings_and_manifest(run),
@@ -113,24 +129,29 @@ def _tier_table(run: RunRecord) -> Markup:
     """Scores per tier and over its clients."""
     head = ["", "clients", "parameters", "final", best_heading(run), "client mean ± sd", "worst tenth"]
     metric = metric_format(run)
-    rows = [
-        [tier.name, format_count(tier.clients), format_count(tier.parameters) if tier.parameters is not None else "",
+    rows: list[list[TableCell]] = [
+        [tier.name, number_cell(format_count, tier.clients), _count_or_blank(tier.parameters),
          *_score_cells(tier.curve, metric)]
         for tier in run.tiers
         if tier.curve.points or tier.clients
     ]  # fmt: skip
-    rows.append([overall_name(run.curve), format_count(run.clients), "", *_score_cells(run.curve, metric)])
-    return table(head, rows)
+    overall: list[TableCell] = [overall_name(run.curve), number_cell(format_count, run.clients), ""]
+    return table(head, rows, last=[[*overall, *_score_cells(run.curve, metric)]], title="scores")
 
 
-def _score_cells(curve: LearningCurve, metric: MetricFormat) -> list[str]:
+def _count_or_blank(value: float | None) -> TableCell:
+    return number_cell(format_count, value) if value is not None else ""
+
+
+def _score_cells(curve: LearningCurve, metric: MetricFormat) -> list[Cell]:
     final, best = curve.final, curve.best
-    clients = final.clients if final else None
+    clients = final.clients if final else ClientScores()
+    score = final.score if final else None
     return [
-        metric.format(final.score if final else None) + (" †" if curve.on_clients else ""),
-        metric.format(best.score if best else None),
-        metric.format_mean_sd(clients.mean, clients.sd) if clients else GAP,
-        metric.format(clients.worst if clients else None),
+        Cell(metric.format(score) + (" †" if curve.on_clients else ""), score),
+        number_cell(metric.format, best.score if best else None),
+        Cell(metric.format_mean_sd(clients.mean, clients.sd), clients.mean, clients.sd),
+        number_cell(metric.format, clients.worst),
     ]
 
 
@@ -143,8 +164,12 @@ def _other_metrics_table(run: RunRecord) -> Markup | None:
     if run.metric == "accuracy" or not found:
         return None
     metrics = {name: MetricFormat.of_metric(name) for _, others in found for name in others}
-    rows = [[name, *(metric.format(others.get(key)) for key, metric in metrics.items())] for name, others in found]
-    return table(["other metrics", *(metric.name.replace("f1 ", "F1 ") for metric in metrics.values())], rows)
+    rows: list[list[TableCell]] = [
+        [name, *(number_cell(metric.format, others.get(key)) for key, metric in metrics.items())]
+        for name, others in found
+    ]
+    head = ["other metrics", *(metric.name.replace("f1 ", "F1 ") for metric in metrics.values())]
+    return table(head, rows, title="other metrics")
 
 
 def _dagger_note(run: RunRecord) -> Markup | None:
@@ -152,12 +177,6 @@ def _dagger_note(run: RunRecord) -> Markup | None:
     shown = run.curve.on_clients or any(tier.curve.on_clients for tier in run.tiers)
     words = "† Models live on the clients: mean over clients, each on its own examples, not one shared test set."
     return note(words) if shown else None
-
-
-def _privacy_note(run: RunRecord) -> Markup | None:
-    words = privacy_guarantee(run)
-    local = "Local differential privacy, simulated; scores on clients' own examples are not part of it."
-    return note(f"Privacy: {words}. {local}") if words else None
 
 
 def _failures(run: RunRecord) -> Markup:
@@ -176,12 +195,15 @@ def _failures(run: RunRecord) -> Markup:
 
 def _failure_table(run: RunRecord) -> Markup:
     named = any(one.node for one in run.failures)
-    rows = [
-        [one.outcome, *[one.node] * named, one.tier, one.reason or "no reason given", format_count(one.times),
+    rows: list[list[TableCell]] = [
+        [one.outcome, *[one.node] * named, one.tier, one.reason or "no reason given",
+         number_cell(format_count, one.times),
          str(one.first_round) if one.first_round == one.last_round else f"{one.first_round} to {one.last_round}"]
         for one in run.failures[:MAX_FAILURES]
     ]  # fmt: skip
-    return table(["outcome", *["node"] * named, "tier", "reason", "times", "rounds"], rows, kind="words")
+    return table(
+        ["outcome", *["node"] * named, "tier", "reason", "times", "rounds"], rows, kind="words", title="failures"
+    )
 
 
 def _warning_list(run: RunRecord) -> Markup:

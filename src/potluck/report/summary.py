@@ -5,9 +5,21 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from potluck.report.json_values import Json, mapping, number, sequence
+from potluck.report.budgets import (
+    FORMATS,
+    KINDS,
+    BudgetScore,
+    CostBudget,
+    budgets,
+    score_within,
+    spent_by_round,
+    spent_until,
+)
+from potluck.report.json_values import Json, integer, mapping, number, sequence, text
 from potluck.report.records import LearningCurve, ModelScore, RoundScores, RunRecord, TierRecord
+from potluck.report.statistics import known_scores, paired_difference
 from potluck.report.units import CORRELATIONS, MetricFormat
 
 TARGETS = (0.5, 0.8, 0.9, 0.95)
@@ -50,6 +62,7 @@ class CostSoFar:
     round_seconds: float = 0.0
     """With the wait for the server."""
     joules: float = 0.0
+    flops: float = 0.0
 
     @property
     def bytes(self) -> float:
@@ -67,6 +80,7 @@ def costs_so_far(run: RunRecord) -> dict[int, CostSoFar]:
             cost.device_seconds + (record.device_seconds or 0.0),
             cost.round_seconds + (record.round_seconds or 0.0),
             cost.joules + (record.joules or 0.0),
+            cost.flops + (record.flops or 0.0),
         )
         costs[record.number] = cost
     return costs
@@ -114,6 +128,17 @@ def tier_average(run: RunRecord) -> LearningCurve:
     return LearningCurve(
         tuple(RoundScores(index, test=ModelScore(mean)) for index, mean in zip(rounds, means, strict=True))
     )
+
+
+def worst_tier(run: RunRecord) -> float | None:
+    """The lowest final score of a tier; None if some tier has no score: it could be the worst.
+
+    All tiers are judged alike: on the test set, or else by their clients.
+    """
+    finals = [tier.curve.final for tier in _device_tiers(run)]
+    known = [final for final in finals if final is not None]
+    alike = len({final.test.value is None for final in known}) == 1
+    return min(final.score or 0.0 for final in known) if alike and len(known) == len(finals) else None
 
 
 def tiers_differ(runs: Sequence[RunRecord]) -> bool:
@@ -213,15 +238,59 @@ def _in_round(at: object) -> str:
     return f" in round {at}" if isinstance(at, int) else ""
 
 
+Measure = Callable[[RunRecord], float | None]
+
+MEASURES: dict[str, Measure] = {
+    "global": lambda run: _final_score(run.curve),
+    "average": lambda run: _final_score(tier_average(run)),
+    "worst_tier": worst_tier,
+    "local": lambda run: run.curve.last_local.local.mean if run.curve.last_local else None,
+    "personal": lambda run: run.curve.last_personal.personal.mean if run.curve.last_personal else None,
+    "own mix": lambda run: run.curve.last_personal.own_mix.mean if run.curve.last_personal else None,
+    "commonest": lambda run: run.curve.last_personal.commonest if run.curve.last_personal else None,
+    "best": lambda run: run.curve.best.score if run.curve.best else None,
+    "clients": lambda run: run.curve.final.clients.mean if run.curve.final else None,
+    "worst": lambda run: run.curve.final.clients.worst if run.curve.final else None,
+}
+"""Scores of a whole run, by their names in the rows of a comparison."""
+
+
 def compare_rows(runs: Sequence[RunRecord]) -> list[Row]:
     """One row per method with mean and standard deviation over its seeds, bounds last. A row is plain JSON.
 
     A run that diverged or failed is in no mean; its row names it under ``failed``.
     The tiers' average is in all rows or in none: if no run has tiers that differ, it would repeat the global score.
+    ``by_seed`` holds the scores of each seed under the names that the row has for their means. ``differences`` holds
+    the paired differences of the global score to every other method that is scored alike under the same variant, and
+    ``best_other`` the one with the highest mean that is ranked.
     """
-    with_average = tiers_differ(with_results(runs))
-    rows = [_row(label, members, targets(*runs), with_average) for label, members in group_by_method(runs).items()]
+    dropped = set() if tiers_differ(with_results(runs)) else {"average"}
+    measures = {key: measure for key, measure in MEASURES.items() if key not in dropped}
+    aims, limits = targets(*runs), budgets(*runs)
+    rows = [_row(label, members, measures, aims, limits) for label, members in group_by_method(runs).items()]
+    for row in rows:
+        others = [other for other in rows if other is not row and problem(row) == problem(other)]
+        row["differences"] = {text(other["label"]): _difference(row, other) for other in others}
+        row["best_other"] = _highest(rankable_rows(others))
     return sorted(rows, key=lambda row: bool(row["bound"]))
+
+
+def problem(row: Row) -> tuple[object, ...]:
+    """What two rows must have in common to be compared: variant, metric, classes, and whether clients score."""
+    return row["variant"], row["metric"], row["classes"], row["scored_on"]
+
+
+def _difference(one: Row, other: Row) -> Row | None:
+    """The paired difference of two rows' global scores; None if they share no seed."""
+    first, second = (known_scores(mapping(row["by_seed"])["global"]) for row in (one, other))
+    found = paired_difference(first, second)
+    return found.plain() if found else None
+
+
+def _highest(rows: Sequence[Row]) -> str | None:
+    """The label of the highest global mean."""
+    means = {text(row["label"]): mean for row in rows if (mean := mean_of(row["global"])) is not None}
+    return max(means, key=means.__getitem__, default=None)
 
 
 def client_measures(rows: Sequence[Row]) -> list[str]:
@@ -247,8 +316,18 @@ def rankable_rows(rows: Sequence[Row]) -> list[Row]:
     return [row for row in methods if row["scored_on"] == "test"] or methods
 
 
-def _row(label: str, members: list[RunRecord], aims: Sequence[float], with_average: bool) -> Row:
+def _row(
+    label: str,
+    members: list[RunRecord],
+    measures: dict[str, Measure],
+    aims: Sequence[float],
+    limits: Sequence[CostBudget],
+) -> Row:
     facts, runs = method_facts(members), with_results(members)
+    scores = {key: [measure(run) for run in runs] for key, measure in measures.items()}
+    tiers = {name: [_tier_score(run, name) for run in runs] for name in tier_names(runs)}
+    within = {limit.key: [_within(run, limit) for run in runs] for limit in limits}
+    by_seed = partial(_by_seed, runs)
     return {
         "label": label,
         "variant": members[0].variant,
@@ -261,26 +340,24 @@ def _row(label: str, members: list[RunRecord], aims: Sequence[float], with_avera
             for run in members
             if run.failure
         ],
+        "chosen": _choice(members),
         "unfinished": sum(run.status != "done" for run in runs),
         "rounds": mean_sd(float(run.rounds_done) for run in runs),
         "metric": metric_name(*members),
+        "classes": members[0].classes,
         "scored_on": "clients" if any(run.curve.on_clients for run in runs) else "test",
-        "global": mean_sd(_final_score(run.curve) for run in runs),
-        **({"average": mean_sd(_final_score(tier_average(run)) for run in runs)} if with_average else {}),
-        "local": mean_sd(run.curve.last_local.local.mean if run.curve.last_local else None for run in runs),
-        "personal": mean_sd(run.curve.last_personal.personal.mean if run.curve.last_personal else None for run in runs),
-        "own mix": mean_sd(run.curve.last_personal.own_mix.mean if run.curve.last_personal else None for run in runs),
-        "commonest": mean_sd(run.curve.last_personal.commonest if run.curve.last_personal else None for run in runs),
+        **{key: mean_sd(values) for key, values in scores.items()},
         "best_by": best_by(*runs),
-        "best": mean_sd(run.curve.best.score if run.curve.best else None for run in runs),
         "best_round": mean_sd(float(run.curve.best.round) if run.curve.best else None for run in runs),
-        "tiers": {
-            name: mean_sd(_final_score(tier.curve if (tier := run.tier(name)) else None) for run in runs)
-            for name in tier_names(runs)
+        "tiers": {name: mean_sd(values) for name, values in tiers.items()},
+        "at_budget": {key: _budget_summary(found) for key, found in within.items()},
+        "by_seed": {
+            **{key: by_seed(values) for key, values in scores.items()},
+            "tiers": {name: by_seed(values) for name, values in tiers.items()},
+            "at_budget": {key: by_seed(one.score for one in found) for key, found in within.items()},
         },
-        "clients": mean_sd(run.curve.final.clients.mean if run.curve.final else None for run in runs),
-        "worst": mean_sd(run.curve.final.clients.worst if run.curve.final else None for run in runs),
         "rounds_to": {str(target): mean_sd(rounds_to(run, target) for run in runs) for target in aims},
+        "cost_to": {str(target): _cost_to(runs, target) for target in aims},
         "bytes_down": mean_sd(run.totals.bytes_down for run in runs),
         "bytes_up": mean_sd(run.totals.bytes_up for run in runs),
         "bytes": mean_sd(run.totals.bytes for run in runs),
@@ -289,6 +366,54 @@ def _row(label: str, members: list[RunRecord], aims: Sequence[float], with_avera
         "round_seconds": mean_sd(run.round_seconds for run in runs),
         "joules": mean_sd(run.totals.joules for run in runs),
     }
+
+
+def _choice(runs: Sequence[RunRecord]) -> Row:
+    """What the method chose by tuning; empty if it did not, or if its runs differ in it."""
+    first, *others = (dict(run.chosen) for run in runs)
+    return first if all(other == first for other in others) else {}
+
+
+def _by_seed(runs: Iterable[RunRecord], values: Iterable[float | None]) -> dict[str, float]:
+    """The known scores of runs by seed, for pairs."""
+    pairs = ((run.seed, value) for run, value in zip(runs, values, strict=True))
+    return {str(seed): value for seed, value in pairs if seed is not None and value is not None}
+
+
+def _tier_score(run: RunRecord, name: str) -> float | None:
+    tier = run.tier(name)
+    return _final_score(tier.curve) if tier else None
+
+
+def _within(run: RunRecord, limit: CostBudget) -> BudgetScore:
+    return score_within(run.curve, spent_by_round(run, limit.kind), limit.amount)
+
+
+def _budget_summary(found: Sequence[BudgetScore]) -> Row:
+    """Mean and deviation of the scores, how many runs ended with budget left, and what these spent on average."""
+    unspent = mean_sd(one.unspent_of for one in found)
+    ended = {"ended_before": unspent["count"], "spent_in_all": unspent["mean"]}
+    return {**mean_sd(one.score for one in found), **ended}
+
+
+def _cost_to(runs: Sequence[RunRecord], target: float) -> Row:
+    """What it cost to reach a target, over the runs that reached it; `reached` says how many did, of `runs`."""
+    reached = [(run, round) for run in runs if (round := rounds_to(run, target)) is not None]
+    costs = {kind: mean_sd(spent_until(spent_by_round(run, kind), round) for run, round in reached) for kind in KINDS}
+    return {"reached": len(reached), "runs": len(runs), **costs}
+
+
+def target_cost_cells(row: Row, target: float) -> list[str]:
+    """Mean costs to a target, and in how many runs it was reached; "not reached" if in none."""
+    found = mapping(mapping(row["cost_to"]).get(str(target)))
+    reached, runs = integer(found.get("reached")) or 0, integer(found.get("runs")) or 0
+    if not reached:
+        return ["not reached", *[""] * (len(KINDS) - 1), f"0 of {runs}"]
+    return [*(_cost_cell(found, kind) for kind in KINDS), f"{reached} of {runs}"]
+
+
+def _cost_cell(found: Json, kind: str) -> str:
+    return FORMATS[kind](mean_of(found.get(kind))).removesuffix(" rounds")
 
 
 def best_by(*runs: RunRecord) -> str:

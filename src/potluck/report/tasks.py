@@ -63,6 +63,7 @@ class RoundCost:
     bytes_down: float | None = None
     bytes_up: float | None = None
     joules: float | None = None
+    flops: float | None = None
     slowest_client: float | None = None
     """Modelled seconds of the slowest client, over all its tasks."""
     server_seconds: float = 0.0
@@ -156,12 +157,12 @@ class TaskLog:
             found[:] = found[0] + 1, min(found[1], round), max(found[2], round)
 
     def _add_to_round(self, round: int, own: bool, amounts: Sequence[float | None]) -> None:
-        cost, (down, up, _, _, seconds, joules) = self.rounds[round], amounts
+        cost, (down, up, _, flops, seconds, joules) = self.rounds[round], amounts
         if own:
             cost.server_seconds += seconds or 0.0
             return
         cost.bytes_down, cost.bytes_up = _plus(cost.bytes_down, down), _plus(cost.bytes_up, up)
-        cost.joules = _plus(cost.joules, joules)
+        cost.joules, cost.flops = _plus(cost.joules, joules), _plus(cost.flops, flops)
 
 
 def _slowest_client(tasks: Iterable[Task]) -> float | None:

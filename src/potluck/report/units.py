@@ -97,6 +97,15 @@ def _format(value: float | None, units: Units) -> str:
     return f"{format_short(value / factor)} {unit}"
 
 
+def format_limit(kind: str, value: float) -> str:
+    """A budget of rounds, bytes, time, energy or flops with its unit and all its digits."""
+    if kind == "time" and value >= 120:
+        return format_seconds(value)
+    units = {"bytes": _BYTES, "time": _SECONDS[3:], "energy": _JOULES, "flops": _FLOPS}.get(kind, ((1.0, kind),))
+    factor, unit = next((pair for pair in units if value >= pair[0]), units[-1])
+    return f"{value / factor:,.6g} {unit}"
+
+
 def byte_unit(most: float) -> tuple[float, str]:
     """The factor and name of the unit for an axis of bytes that ends at `most`."""
     return _axis_unit(most, _BYTES)
@@ -110,6 +119,11 @@ def time_unit(most: float) -> tuple[float, str]:
 def energy_unit(most: float) -> tuple[float, str]:
     """The factor and name of the unit for an axis of joules that ends at `most`."""
     return _axis_unit(most, _JOULES)
+
+
+def flop_unit(most: float) -> tuple[float, str]:
+    """The factor and name of the unit for an axis of floating-point operations that ends at `most`."""
+    return _axis_unit(most, _FLOPS)
 
 
 def _axis_unit(most: float, units: Units) -> tuple[float, str]:
@@ -161,4 +175,13 @@ class MetricFormat:
 
     def format_difference(self, value: float) -> str:
         """The difference of two values."""
-        return f"{100 * value:.1f} points" if self.percent else format_plain(value, 3)
+        return f"{self.format_bare_difference(value)} points" if self.percent else self.format_bare_difference(value)
+
+    def format_bare_difference(self, value: float) -> str:
+        """The same without the unit."""
+        shown = f"{100 * value:.1f}" if self.percent else format_plain(value, 3)
+        return shown.removeprefix("-") if not float(shown) else shown
+
+    def format_interval(self, low: float, high: float) -> str:
+        """Two ends of an interval of differences, without the unit."""
+        return f"{self.format_bare_difference(low)} to {self.format_bare_difference(high)}"
