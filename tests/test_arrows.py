@@ -12,14 +12,20 @@ import potluck
 SOURCE = Path(potluck.__file__).parent
 
 ARROWS = {
-    "cli": {"run", "report", "federation"},
+    "front": {"cli"},
+    "cli": {"run", "report", "federation", "reference", "board"},
+    "board": {"report", "core"},
+    "reference": {"run"},
     "federation": {"run"},
-    "run": {"engines", "methods", "models", "data", "fleet", "ledger"},
+    "run": {"engines", "methods", "shipping", "models", "data", "fleet", "ledger", "track"},
+    "shipping": {"models", "data", "learn"},
+    "track": {"report", "core"},
     "report": {"ledger"},
-    "engines": {"learn"},
+    "engines": {"secure"},
     "methods": {"learn"},
     "learn": {"parts"},
     "models": {"parts"},
+    "secure": {"learn"},
     "parts": {"core"},
     "data": {"core"},
     "fleet": {"core"},
@@ -32,14 +38,24 @@ FLOWER = ("app", "executor", "objects", "transport")
 ONE_FILE = {
     "ray": "engines/cluster/engine.py",
     "flwr": " ".join(f"engines/remote/flower_{name}.py" for name in FLOWER),
+    "flwr_datasets": "data/flower_partition.py",
     "grpc": "engines/remote/grpc_library.py",
-    "cryptography": "federation/authority.py engines/remote/grpc_library.py",
+    "tensorboard": "track/tensorboard.py",
+    "mlflow": "track/mlflow.py",
+    "wandb": "track/wandb.py",
+    "cryptography": "federation/authority.py engines/remote/grpc_library.py secure/crypto.py",
+    "pandas": "report/frames.py data/frames.py",
+    "tokenizers": "data/subwords.py shipping/standalone.py",
+    "matplotlib": "report/paper_plot.py",
+    "executorch": "shipping/executorch.py",
+    "starlette": "board/server.py",
+    "uvicorn": "board/server.py engines/remote/flower_app.py",
 }
 """Optional packages: each is known to these files only."""
 
 PICKLING = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 CALLS = {"eval", "exec", "compile", "__import__"}
-LIGHT = {"report", "ledger"}
+LIGHT = {"report", "ledger", "board"}
 """Rooms that must start at once."""
 
 

@@ -107,12 +107,12 @@ class DiesAfter(Listener):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def killed_after(last, experiment, out, method=None):
+def killed_after(last, experiment, out, method=None, source=None):
     """A run in a process of its own, which is killed after a round without a chance to save anything."""
     pid = os.fork()
     if pid == 0:
         try:
-            run(experiment, out, method=method, watch=DiesAfter(last))
+            run(experiment, out, source=source, method=method, watch=DiesAfter(last))
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL

@@ -33,7 +33,7 @@ from potluck.engines.cluster import disconnect, guardian  # noqa: E402
 from potluck.methods import METHODS  # noqa: E402
 from potluck.run import run  # noqa: E402
 from potluck.run.contract import MethodCase, read_ledger, read_lines  # noqa: E402
-from potluck.run.session import Silent  # noqa: E402
+from potluck.run.watch import Silent  # noqa: E402
 
 HEAD = {"num_cpus": 1, "include_dashboard": False, "temp_dir": FOLDER}
 KILLS = ("worker", "busy worker", "node", "worker", "starting node", "node")
@@ -54,9 +54,9 @@ class Killer(Silent):
         if len(self.cluster.worker_nodes) < 2:  # Ray adds nodes in the main thread alone
             self.cluster.add_node(num_cpus=1)
         if done % 2 and done // 2 < len(KILLS):
-            self.start(KILLS[done // 2])
+            self.begin_kill(KILLS[done // 2])
 
-    def start(self, what):
+    def begin_kill(self, what):
         node = None
         if what == "node":
             node = self.random.choice(sorted(self.cluster.worker_nodes, key=lambda node: node.unique_id))

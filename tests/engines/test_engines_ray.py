@@ -24,7 +24,7 @@ from potluck.ledger import read_journal
 from potluck.methods import FedAvg
 from potluck.run import experiment, run
 from potluck.run.assemble import assemble
-from potluck.run.session import Silent
+from potluck.run.watch import Silent
 from potluck.run.world import plan_cluster
 
 ray = pytest.importorskip("ray", reason="the extra 'ray' is not installed")

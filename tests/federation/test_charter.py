@@ -95,6 +95,7 @@ def test_another_setting_gives_another_hash_and_is_told_by_name(changes, told):
         {"run": {"workers": 3, "checkpoint_every": 5}},
         {"nodes": {"patience": 99, "misses": 7, "deadlines": {"small": 3.0}}},
         {"data": {"path": "/srv/server/only.npz"}},
+        {"track": {"mlflow": "http://server.only:5000"}},
     ],
 )
 def test_what_is_no_concern_of_nodes_is_not_in_the_charter(changes):

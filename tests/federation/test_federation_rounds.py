@@ -14,7 +14,7 @@ from potluck.federation.server import default_folder, prepare
 from potluck.ledger import RunFolder, read_run
 from potluck.run import toml
 from potluck.run.restoring import read_checkpoint
-from potluck.run.session import Silent, manifest, mark, run_in_folder
+from potluck.run.session import manifest, mark, run_in_folder
 
 DEPTHS = [{"name": name, "depth": depth} for name, depth in zip(TIERS, (1, 2, 3), strict=True)]
 SAME = [{"name": name} for name in TIERS]
@@ -68,7 +68,7 @@ def simulate(experiment, nodes, out):
     def folder():
         return RunFolder.create(out, toml.write(experiment.plain()), manifest(setup), mark(setup))
 
-    return run_in_folder(setup, folder, Silent(), start=lambda setup: Serial(setup.context))
+    return run_in_folder(setup, folder, None, start=lambda setup: Serial(setup.context))
 
 
 def server_state(folder):

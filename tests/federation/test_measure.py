@@ -5,8 +5,9 @@ from small_nodes import TIERS, make_nodes, settings
 
 from potluck.core import SettingsError
 from potluck.federation.charter import CharterError
-from potluck.federation.measure import DeviceBudget, Measured, largest_that_fits, read_budget, usual_memory
+from potluck.federation.measure import DeviceBudget, Measured, largest_that_fits, read_budget
 from potluck.federation.server import prepare
+from potluck.run.measuring import usual_memory
 
 INF = float("inf")
 

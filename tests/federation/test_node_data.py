@@ -82,9 +82,13 @@ def test_rows_are_split_by_the_settings_and_small_splits_are_not_scored(tmp_path
     found = source(tmp_path, images(100), np.arange(100) % 10)
     parts = split(found, settings(data={"test": 0.2, "validation": 0.1}, nodes={"floor": 15}))
     assert (len(parts.train), len(parts.validation), len(parts.test)) == (70, 0, 20)
-    parts = split(found, settings(data={"test": 0.2, "validation": 0.1}, nodes={"floor": 10}))
+    parts = split(found, settings(data={"test": 0.2, "validation": 0.1, "lean": 0.5}, nodes={"floor": 10}))
     assert len(parts.validation) == 10
     assert parts.labels == tuple(range(10))
+    shared = {"partition": "flwr:PathologicalPartitioner", "flwr": {"num_classes_per_partition": 2}}
+    for divided in (shared, {"quantity_skew": "power", "least": 80}):  # for simulated clients; a node has what it has
+        parts = split(found, settings(data={"test": 0.2, "validation": 0.1, **divided}, nodes={"floor": 10}))
+        assert len(parts.train) == 70
 
 
 def test_a_files_own_test_rows_are_the_test_split(tmp_path):

@@ -4,8 +4,9 @@ import pytest
 import torch
 from small_nodes import TIERS, identity, make_nodes, run_in_process, settings
 
-from potluck.core import InputError
-from potluck.federation.node_export import export_node, find_node_folder
+from potluck.cli.arguments import find_node_folder
+from potluck.core import InputError, SettingsError
+from potluck.federation.node_export import export_node, refuse_choices
 from potluck.models import load
 from potluck.run import export
 
@@ -75,6 +76,16 @@ def test_the_server_exports_tiers_and_names_the_place_of_personal_models(tmp_pat
     assert export(tmp_path / "run", tmp_path / "small", tier="small").arrays
     with pytest.raises(InputError, match=r"what a node remembers is at the node\. There: potluck export KIT"):
         export(tmp_path / "run", tmp_path / "own", client=identity("clinic-a"))
+
+
+def test_a_node_writes_safetensors_only():
+    refuse_choices(None, None, False)
+    with pytest.raises(
+        SettingsError, match="--format onnx is for run folders of the server; a node writes safetensors"
+    ):
+        refuse_choices(None, None, False, "onnx")
+    with pytest.raises(SettingsError, match="--train is for run folders of the server; a node has one model"):
+        refuse_choices(None, None, False, train=True)
 
 
 def test_a_kit_leads_to_the_nodes_folder(tmp_path):

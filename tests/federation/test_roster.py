@@ -86,3 +86,41 @@ def test_samples_and_names_of_strangers_are_none():
     made = roster("a")
     assert (made.samples("a"), made.samples("x" * 32)) == (10, 0)
     assert (made.name("a"), made.name("0123456789")) == ("clinic a", "01234567")
+
+
+def mixed(draw, small=8, large=2, **more):
+    made = Roster(5, 3, draw, **more)
+    made.tiers = TIERS
+    for number in range(small + large):
+        made.add(Member(f"n{number}", "", "small" if number < small else "large", 10))
+    return made
+
+
+def test_a_cohort_by_tier_has_the_same_share_of_each_tier():
+    made = mixed("by_tier")
+    for round in range(10):
+        tiers = [client.tier.name for client in made.cohort(round, 5)]
+        assert sorted(tiers) == ["large"] + ["small"] * 4
+    assert made.odds(5) == {"small": (4, 0.5), "large": (1, 0.5)}
+
+
+def test_a_cohort_by_coins_varies_in_size():
+    sizes = [len(mixed("poisson").cohort(round, 5)) for round in range(100)]
+    assert len(set(sizes)) > 3
+    assert 4 < sum(sizes) / 100 < 6
+
+
+def test_the_odds_are_of_the_nodes_that_are_active():
+    made = mixed("uniform")
+    for _ in range(3):
+        made.end(0, {"n0": False, "n9": False})
+    assert made.odds(4) == {"small": (3.5, 0.5), "large": (0.5, 0.5)}
+
+
+def test_a_secret_draw_does_not_follow_from_the_seed_and_a_checkpoint_keeps_it():
+    made, other = mixed("uniform", secret=True), mixed("uniform", secret=True)
+    cohorts = [[ids(one.cohort(round, 4)) for round in range(20)] for one in (made, other, mixed("uniform"))]
+    assert len({str(found) for found in cohorts}) == 3
+    other.restore(made.state())
+    assert [ids(other.cohort(round, 4)) for round in range(20)] == cohorts[0]
+    assert other.members == made.members

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from potluck.core import Cost, SettingsError, Work
 from potluck.fleet import (
     PROFILES,
     Budget,
+    Cut,
     Price,
     Profile,
     Requirements,
     fits,
+    largest_that_fits,
     price,
     profile,
     requirements,
-    widest_that_fits,
 )
 
 TOY = Profile("toy", memory=1000, flops=100.0, down=80.0, up=40.0, train_watts=3.0, radio_watts=2.0, source="modelled")
@@ -56,17 +59,43 @@ def square(width: float) -> Work:
     return Work(flops=size, parameter_bytes=size, activation_bytes=0, parameters=size)
 
 
-def test_the_widest_that_fits_is_chosen_whatever_the_order() -> None:
+def fitting(budget: Budget, *widths: float) -> float | None:
+    return largest_that_fits(
+        [Cut(width) for width in widths], lambda cut: square(cut.width or 1), lambda _: TOY, budget
+    ).width
+
+
+def test_the_first_that_fits_is_chosen() -> None:
     # 3 * 1600 and 3 * 400 exceed half of 1000; 3 * 100 does not.
-    assert widest_that_fits((0.25, 1.0, 0.125, 0.5), square, TOY, Budget()) == 0.25
+    assert fitting(Budget(), 1.0, 0.5, 0.25, 0.125) == 0.25
     # At 0.25: down 10 s, up 20 s, one step 1 s. At 0.125 a quarter of that.
-    assert widest_that_fits((0.25, 1.0, 0.125, 0.5), square, TOY, Budget(seconds=30.9)) == 0.125
+    assert fitting(Budget(seconds=30.9), 1.0, 0.5, 0.25, 0.125) == 0.125
 
 
 def test_where_nothing_fits_the_narrowest_is_priced() -> None:
     said = r"no width fits the profile 'toy': the narrowest, 0\.5, takes 0\.0 MB and 124\.0 s of 0\.0 MB and 9 s; add"
     with pytest.raises(SettingsError, match=said):
-        widest_that_fits((1.0, 0.5), square, TOY, Budget(seconds=9.0))
+        fitting(Budget(seconds=9.0), 1.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("cut", "said"),
+    [
+        (Cut(depth=2), r"no depth fits the profile 'toy': the shallowest, 2, takes .* MB; raise fleet"),
+        (Cut(0.5, 2), r"no width and depth fit .*: the smallest, width 0\.5 and depth 2, takes"),
+    ],
+)
+def test_where_no_depth_fits_the_shallowest_is_priced(cut: Cut, said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        largest_that_fits([cut], lambda cut: square(1.0), lambda _: TOY, Budget())
+
+
+def test_memory_that_was_measured_counts_in_place_of_the_modelled() -> None:
+    work = Work(flops=50, parameter_bytes=100, activation_bytes=200, parameters=25)
+    heavy = replace(TOY, memory_factor=1.5)
+    assert requirements(work, heavy, Budget(slots=1)).memory == 750  # 1.5 * (3 * 100 + 200)
+    assert fits(work, TOY, Budget(slots=1))
+    assert not fits(work, heavy, Budget(slots=1))
 
 
 def test_every_profile_says_that_it_is_modelled_and_is_of_a_sane_size() -> None:

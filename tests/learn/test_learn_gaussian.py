@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from potluck.core import Model, Newborn, Reply, Task, stream
-from potluck.learn import GaussianMechanism
+from potluck.learn import CLIP, WITHIN, GaussianMechanism, ServerClip
 from potluck.models import ModelZoo, make_spec
 
 SPEC = make_spec("mlp", input=(2,), classes=2, hidden=2, depth=1, norm="running")
@@ -102,3 +102,62 @@ def test_arrays_beside_models_and_models_from_nowhere_are_refused():
     short = Model(SPEC, {"head.bias": torch.zeros(3)})
     with pytest.raises(PermissionError, match="not sent in this shape"):
         protected(GaussianMechanism(1.0, 1.0), zeros(), short)
+
+
+def summed(mechanism, sent, came, clip=1.0, **more):
+    task = Task("train", "c0", models={"model": sent}, config={CLIP: clip})
+    return mechanism(task, Reply({"model": came}, **more), ZOO, RNG)
+
+
+def test_for_a_private_sum_an_update_is_only_clipped_and_by_the_clip_of_its_task():
+    came = zeros(head__bias=[3.0, 0.0], stem__linear__weight=[[0.0, 4.0], [0.0, 0.0]])
+    arrays = summed(ServerClip(9.0, 7.0), zeros(), came, 2.5).models["model"].arrays
+    assert arrays["head.bias"].tolist() == pytest.approx([1.5, 0.0])
+    assert arrays["stem.linear.weight"].tolist() == [[0.0, pytest.approx(2.0)], [0.0, 0.0]]
+    short = summed(ServerClip(9.0, 7.0), zeros(), came, 6.0).models["model"].arrays
+    assert short["head.bias"].tolist() == [3.0, 0.0]
+
+
+def test_for_a_private_sum_no_count_and_no_plain_value_leaves():
+    told = {"loss": 0.5, "steps": 3, "labels": [1]}
+    reply = summed(ServerClip(1.0, 1.0), zeros(), zeros(), metrics=told, weight=7.0)
+    assert (reply.metrics, reply.weight) == ({}, 1.0)
+
+
+def test_under_an_adaptive_clip_a_reply_says_only_whether_it_was_within():
+    longer, shorter = zeros(head__bias=[3.0, 4.0]), zeros(head__bias=[0.3, 0.4])
+    mechanism = ServerClip(1.0, 1.0, adaptive=True)
+    found = [
+        summed(mechanism, zeros(), came, 1.0).metrics for came in (longer, shorter, zeros(head__bias=[math.nan, 0]))
+    ]
+    assert found == [{WITHIN: 0}, {WITHIN: 1}, {WITHIN: 0}]
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, 1e30])
+def test_for_a_private_sum_an_update_that_is_not_finite_counts_as_none(odd):
+    came = zeros(head__bias=[odd, 1.0])
+    arrays = summed(ServerClip(1.0, 1.0), zeros(), came).models["model"].arrays
+    assert all(torch.isfinite(tensor).all() for tensor in arrays.values())
+    assert float(arrays["head.bias"].double().norm()) <= 1.0
+    assert bool(arrays["head.bias"].any()) == (odd == 1e30)
+
+
+@pytest.mark.parametrize("clip", [1e-6, 1e-3, 0.1])
+def test_rounding_never_makes_a_clipped_update_longer_than_its_clip(clip):
+    """Weights of 100 round a short step to a coarse grid; one that does not fit is sent as none."""
+    for seed in range(20):
+        drawn = torch.randn(2, 2, generator=stream(seed, "step"))
+        sent = zeros(head__bias=[100.0, -77.0], stem__linear__weight=[[100.0, 3.0], [-50.0, 0.1]])
+        weight = sent.arrays["stem.linear.weight"] + drawn
+        came = zeros(head__bias=[101.0, -77.0], stem__linear__weight=weight.tolist())
+        arrays = summed(ServerClip(1.0, 1.0), sent, came, clip).models["model"].arrays
+        steps = [arrays[name].double() - sent.arrays[name].double() for name in arrays if name not in ZOO.buffers(SPEC)]
+        assert float(torch.cat([step.flatten() for step in steps]).norm()) <= clip
+
+
+def test_a_model_that_is_not_for_a_sum_does_not_leave():
+    with pytest.raises(PermissionError, match="lets only updates leave a device that are summed; 'model' is not"):
+        protected(ServerClip(1.0, 1.0), zeros(), zeros())
+    with pytest.raises(PermissionError, match="'rows' is not"):
+        summed(ServerClip(1.0, 1.0), zeros(), zeros(), arrays={"rows": torch.ones(1)})
+    assert ServerClip(1.0, 1.0)(Task("merge", "c0"), Reply(metrics={"loss": 1.0}), ZOO, RNG).metrics == {}

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import sklearn.metrics
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from potluck.core import Examples
@@ -68,6 +70,35 @@ def test_a_classifiers_scores_are_scikit_learns(classes):
     assert found["recall"] == pytest.approx(sklearn.metrics.recall_score(true, said, average=how))
 
 
+ANSWERS = st.integers(2, 5).flatmap(
+    lambda classes: st.tuples(
+        st.just(classes),
+        st.lists(st.tuples(*[st.integers(0, classes - 1)] * 2), min_size=1, max_size=30),
+        st.integers(0, 30),
+    )
+)
+"""A number of classes, pairs of a true and a predicted class, and where the rows are parted."""
+
+
+@settings(max_examples=60, deadline=None)
+@given(ANSWERS)
+@example((2, [(0, 0)], 0))  # class 1 neither occurs nor is predicted
+@example((2, [(0, 1), (0, 1)], 1))  # nothing is right
+@example((4, [(1, 1), (1, 3)], 1))  # two classes are absent, one is only predicted
+def test_scores_are_scikit_learns_whatever_the_answers_and_however_they_are_divided(drawn):
+    classes, pairs, middle = drawn
+    true, said = ([pair[side] for pair in pairs] for side in (0, 1))
+    problem = Classify(classes, "f1")
+    parts = [said_of(classes, said[part], true[part]) for part in (slice(middle), slice(middle, None)) if true[part]]
+    found = problem.scores([problem.tally(Says(), part) for part in parts])
+    how = {"average": "binary"} if classes == 2 else {"average": "macro"}
+    precision, recall, f1_, _ = sklearn.metrics.precision_recall_fscore_support(true, said, zero_division=0.0, **how)
+    assert [found[name] for name in ("precision", "recall", "f1")] == pytest.approx([precision, recall, f1_], abs=1e-12)
+    assert found["accuracy"] == pytest.approx(sklearn.metrics.accuracy_score(true, said))
+    if len({*true, *said}) > 1:  # of a single class scikit-learn warns
+        assert found["matthews"] == pytest.approx(sklearn.metrics.matthews_corrcoef(true, said), abs=1e-12)
+
+
 def test_a_classifier_judged_by_accuracy_counts_no_more_than_before():
     assert set(Classify(2).tally(Says(), said_of(2, [0, 1], [0, 0]))) == {"right", "seen", "loss"}
     none = Classify(2, "f1").scores([])
@@ -90,6 +121,16 @@ def test_moments_of_parts_join_to_those_of_all_even_far_from_zero():
     said = true + rng.normal(size=500)
     parts = [moments(said[at : at + 77].tolist(), true[at : at + 77].tolist()) for at in range(0, 500, 77)]
     assert pearson(merge_moments([moments([], []), *parts])) == pytest.approx(np.corrcoef(said, true)[0, 1], abs=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(*[st.integers(-50, 50)] * 2), min_size=2, max_size=30), st.integers(0, 30))
+@example([(1, 1), (1, 2)], 1)  # predictions that are all the same
+def test_pearson_is_numpys_however_the_pairs_are_divided(pairs, middle):
+    parts = [moments(*zip(*part, strict=True)) for part in (pairs[:middle], pairs[middle:]) if part]
+    said, true = np.array(pairs).T
+    wanted = np.corrcoef(said, true)[0, 1] if said.std() and true.std() else 0.0
+    assert pearson(merge_moments(parts)) == pytest.approx(wanted, abs=1e-9)
 
 
 def test_a_number_is_learned_by_its_squared_error_and_judged_by_pearson():
@@ -149,6 +190,25 @@ def test_tags_are_judged_by_whole_entities_and_tokens_without_a_tag_are_passed_o
     assert (found["accuracy"], found["count"]) == (5 / 7, 7)
     right, wrong = math.log(math.e + 4) - 1, math.log(math.e + 4)
     assert found["loss"] == pytest.approx((5 * right + 2 * wrong) / 7)
+
+
+TAGS = st.sampled_from(NAMES)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.tuples(TAGS, TAGS), min_size=1, max_size=8), min_size=1, max_size=5))
+@example([[("I-x", "I-x"), ("I-y", "B-x")]])  # entities that begin with I, and that follow each other at once
+@example([[("O", "O")]])  # no entities at all
+@example([[("B-x", "O")], [("O", "B-y")]])  # a kind that is only predicted, and one that is only there
+def test_scores_of_entities_are_seqevals_whatever_the_tags(rows):
+    seqeval = pytest.importorskip("seqeval.metrics.sequence_labeling", reason="needs the package seqeval")
+    said, true = ([[pair[side] for pair in row] for row in rows] for side in (0, 1))
+    for row in (*said, *true):
+        assert sorted(entities(row)) == sorted(seqeval.get_entities(row))
+    found = Tag(NAMES).scores([Tag(NAMES).tally(Says(), tagged(row)) for row in rows])
+    how = {"zero_division": 0, "average": "micro"}
+    precision, recall, f1_, _ = seqeval.precision_recall_fscore_support(true, said, **how)
+    assert [found[name] for name in ("precision", "recall", "f1")] == pytest.approx([precision, recall, f1_], abs=1e-12)
 
 
 def test_entities_do_not_reach_from_one_row_into_the_next():

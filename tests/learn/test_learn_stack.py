@@ -107,3 +107,16 @@ def test_convolutions_noise_and_statistics_are_not_stacked():
     assert can_stack(net(0))
     for odd in (nn.Conv2d(1, 1, 1), nn.Dropout(0.1), nn.BatchNorm1d(3), nn.LayerNorm(3), nn.Softmax(1)):
         assert not can_stack(nn.Sequential(nn.Linear(3, 3), odd))
+
+
+class OwnForward(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.layer(x.flatten(1))
+
+
+def test_networks_with_a_forward_of_ones_own_are_not_stacked():
+    assert not can_stack(OwnForward())

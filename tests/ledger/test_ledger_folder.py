@@ -353,16 +353,18 @@ def test_what_is_not_a_regular_file_is_neither_followed_nor_waited_for(name, swa
     assert swap is not as_link or (tmp_path / "elsewhere").read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "settings.toml", "ledger.jsonl", "scores.jsonl", "features.json"])
+@pytest.mark.parametrize(
+    "name", ["manifest.json", "settings.toml", "ledger.jsonl", "scores.jsonl", "features.json", "holdings.json"]
+)
 def test_a_reader_neither_follows_a_link_nor_waits_for_a_pipe(name, path):
-    with create(path) as folder:
+    with RunFolder.create(path, "seed = 1\n", {"seed": 1}, mark="mine", holdings=b"{}\n") as folder:
         play(folder, [0])
         folder.write_features({})
     as_pipe(path / name, None)
 
     def read():
         run = read_run(path)
-        return list(run.events()), run.features()
+        return list(run.events()), run.features(), run.holdings()
 
     with pytest.raises(DamagedRecord, match=f"{name}: it is a pipe, not a file"):
         read()

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from made_round import Play, data, echoing, people, zeros, zoo
 
-from potluck.core import digest
+from potluck.core import Client, digest
 from potluck.methods import AllLarge, AllSmall, ExclusiveFL
 from potluck.models import ModelZoo
 from potluck.parts import AdamW
@@ -39,11 +39,13 @@ def test_exclusivefl_can_sample_among_the_strong_alone():
     assert [entry.task.to for entry in play.session.entries] == ["c2", "c3"]
 
 
-def test_exclusivefl_has_no_model_for_the_weak():
+def test_exclusivefl_serves_the_weak_a_network_that_they_cannot_train():
     play = Play(ExclusiveFL(), zoo(a=1, c=3), people("a", "c"))
-    state = play.init()
-    assert play.served(state, "c0") is None
-    assert play.served(state, "c1").spec == play.zoo.full
+    state = play.round(play.init())
+    assert [play.served(state, client).spec for client in ("c0", "c1")] == [play.zoo.full] * 2
+    weak, strong = (Client("any", tier) for tier in play.zoo.tiers)
+    assert [play.method.can_train(client, play.zoo) for client in (weak, strong)] == [False, True]
+    assert [entry.task.to for entry in play.session.entries] == ["c1"]
 
 
 def test_alllarge_sends_everyone_the_largest_network():

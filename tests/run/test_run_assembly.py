@@ -28,6 +28,8 @@ def refusal(experiment):
         ({"data": {"partition": "user"}}, "data.partition = 'user' needs a user column"),
         ({"data": {"partition": "labels", "labels": 11}}, "data.labels = 11, but digits has 10 classes"),
         ({"data": {"public": 5000}}, "leave none to train on"),
+        ({"data": {"lean": 0.5}, "fleet": {"tiers": "redrawn"}}, "data.lean = 0.5 needs clients whose tier stays the"),
+        ({"data": {"lean": 0.5}, "tier": [{"name": "a"}]}, "data.lean = 0.5 needs clients of two tiers or more"),
         ({"tier": [{"profile": "tvv"}]}, "tier.profile = 'tvv' is not known. Did you mean 'tv'?"),
         ({"tier": [{"name": "a", "depth": 3}]}, "tier 'a': mlp: depth = 3 is deeper than the 2 there are."),
         ({"tier": [{"name": "a", "depth": [1, 2]}]}, "tier 'a': mlp: depth = (1, 2) must be a whole number"),
@@ -119,6 +121,20 @@ def test_an_absent_tier_takes_its_data_along_and_the_others_keep_theirs():
         ours, theirs = (setup.context.datasets.shard(client).train for setup in (less, whole))
         assert ours.column("x").equal(theirs.column("x"))
     assert {client.tier.name for index in range(9) for client in less.cohort(index)} == {"strong"}
+
+
+def test_labels_lean_by_the_tiers_that_clients_have_and_an_absent_tier_takes_its_labels_along():
+    rows = [{"name": "small", "share": 3, "depth": 1}, {"name": "large", "depth": 2}]
+    whole, less = (
+        assemble(tiny(data={"lean": 1.0}, tier=[{**rows[0], "absent": absent}, rows[1]])) for absent in (False, True)
+    )
+    theirs = {"small": set(), "large": set()}
+    for client in whole.population.everyone(0):
+        theirs[client.tier.name] |= set(whole.context.datasets.shard(client.id).labels)
+    assert theirs["small"] | theirs["large"] == set(range(10))
+    assert [len(labels) for labels in theirs.values()] == [8, 2]  # 7.5 and 2.5 of 10, the first rounded up
+    kept = {label for client in less.population.everyone(0) for label in less.context.datasets.shard(client.id).labels}
+    assert kept == theirs["large"]
 
 
 def test_without_the_largest_tier_the_largest_that_is_left_is_scored(tmp_path):

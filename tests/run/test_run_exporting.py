@@ -1,13 +1,18 @@
 """A trained model taken out of a run: a tier's, a client's, the server's."""
 
+import json
+
+import numpy as np
 import pytest
 import torch
 from tiny_runs import cohorts, kept, tiny
 
 from potluck.core import SERVER, Client, InputError, SettingsError
+from potluck.data import from_arrays
 from potluck.ledger import CheckpointError, MissingRun, RunFolder
 from potluck.models import load
 from potluck.run import assemble, export, run
+from potluck.run.exporting import export_model
 from potluck.run.session import state_of
 
 AVERAGED = {"name": "fedavg", "share": "layerwise"}
@@ -143,18 +148,77 @@ def test_a_lotteryfl_clients_model_is_exported_whole(tmp_path):
     assert (model.arrays["stem.linear.weight"] == 0).any()
 
 
-def test_a_client_without_a_served_model_has_none_to_export_whatever_it_remembers(tmp_path):
-    """Under redrawn tiers a weak client may hold a head from a round in which it was strong."""
+def test_a_client_that_never_trained_a_private_head_has_no_model_to_export(tmp_path):
     plain = {
-        "rounds": 4,
+        "rounds": 1,
         "cohort": 6,
         "data": {"name": "digits", "clients": 6},
         "model": {"name": "mlp", "hidden": 4, "depth": 2},
         "tier": [{"name": "small", "depth": 1}, {"name": "large"}],
-        "fleet": {"tiers": "redrawn"},
         "method": {"name": "exclusivefl", "private": "head"},
         "run": {"engine": "serial"},
     }
     run(plain, tmp_path / "run")
-    with pytest.raises(InputError, match="has no model of its own in this run"):
-        export(tmp_path / "run", tmp_path / "model", client="c1")
+    with pytest.raises(InputError, match="client c1 has no model of its own in this run; it never trained"):
+        export(tmp_path / "run", tmp_path / "weak", client="c1")
+    assert "head.weight" in export(tmp_path / "run", tmp_path / "strong", client="c4").arrays
+
+
+def own_pictures():
+    x = np.random.default_rng(0).integers(0, 256, (60, 1, 4, 4), dtype=np.uint8)
+    return from_arrays(x, np.array(["cat", "dog", "owl"] * 20), scale="standard")
+
+
+def test_an_export_knows_scaling_and_class_names_without_the_data(tmp_path):
+    source = own_pictures()
+    found = run(tiny(rounds=1), tmp_path / "run", source=source)
+    export(found.folder, tmp_path / "model", tier="small", format="pt2")
+    told = json.loads((tmp_path / "model" / "model.json").read_text())
+    scaling = source.train.prepare
+    assert told["output"] == {"problem": "classify", "classes": 3, "names": ["cat", "dog", "owl"]}
+    assert (told["input"]["dtype"], told["input"]["shape"]) == ("uint8", [1, 4, 4])
+    assert (told["input"]["mean"], told["input"]["std"]) == (list(scaling.mean), list(scaling.std))
+    with np.load(tmp_path / "model" / "sample.npz") as made:
+        assert not made["real"]
+        assert made["x"].dtype == np.uint8
+    export(found.folder, tmp_path / "real", tier="small", format="pt2", source=source)
+    test = assemble(tiny(rounds=1), source).context.datasets.shard(SERVER).test
+    with np.load(tmp_path / "real" / "sample.npz") as kept:
+        assert kept["real"]
+        assert np.array_equal(kept["x"], test.column("x")[:8])
+    assert (tmp_path / "real" / "model.json").read_bytes() == (tmp_path / "model" / "model.json").read_bytes()
+
+
+def test_an_old_run_says_what_is_missing_and_takes_it_from_its_data(tmp_path):
+    source = own_pictures()
+    found = run(tiny(rounds=1), tmp_path / "run", source=source)
+    told = json.loads((found.folder / "manifest.json").read_text())
+    for new in ("names", "form", "columns", "dtype", "mean", "std", "vocabulary"):
+        del told["data"][new]
+    (found.folder / "manifest.json").write_text(json.dumps(told))
+    without = export_model(found.folder, tmp_path / "without", format="pt2")
+    assert without.notes == ("how inputs are scaled is not recorded in this run; give rows as the network reads them",)
+    written = json.loads((tmp_path / "without" / "model.json").read_text())
+    assert (written["input"]["dtype"], written["output"]["names"]) == ("", [])
+    with_data = export_model(found.folder, tmp_path / "with", format="pt2", source=source)
+    assert with_data.notes == ()
+    assert json.loads((tmp_path / "with" / "model.json").read_text())["output"]["names"] == ["cat", "dog", "owl"]
+
+
+def test_the_costs_of_every_tier_are_told(trained, tmp_path):
+    averaged, alone = trained
+    found = export_model(averaged.folder, tmp_path / "a", tier="small")
+    assert (list(found.tiers), found.written) == (["small", "large"], "small")
+    assert found.tiers["small"].parameters == 64 * 8 + 8 + 8 * 8 + 8 + 8 * 10 + 10
+    assert found.tiers["small"].flops == 2 * (64 * 8 + 8 * 8 + 8 * 10)
+    came = min({client for asked in cohorts(alone.folder).values() for client in asked})
+    assert list(export_model(alone.folder, tmp_path / "b", client=came).tiers) == ["small", "large", f"client {came}"]
+
+
+def test_the_readme_has_the_score_of_the_run(trained, tmp_path):
+    averaged, _ = trained
+    export(averaged.folder, tmp_path / "model", tier="small")
+    scored = averaged.scores["tiers"]["small"]["test"]
+    text = (tmp_path / "model" / "README.md").read_text()
+    assert f"accuracy {scored['accuracy']:.4f} on {scored['count']} test rows" in text
+    assert "trained by FedAvg (share=layerwise) in 3 rounds" in text

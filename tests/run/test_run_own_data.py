@@ -39,6 +39,7 @@ def test_the_manifest_says_what_the_data_was(tmp_path):
     assert told == {
         "own": True, "name": "gait", "path": "", "problem": "classify", "rows": 120, "test_rows": 0,
         "shape": [3, 16, 16], "classes": 3, "tokens": 0, "pad": 0, "sep": -1, "clients": 8, "samples": 11, "public": 0,
+        "names": [], "form": "array", "columns": [], "dtype": "float32", "mean": None, "std": None, "vocabulary": "",
     }  # fmt: skip
     assert read(own.folder / "settings.toml")[0]["data"]["name"] == "own"
     digits = read_run(run(tiny(rounds=0), tmp_path / "digits").folder).manifest["data"]
@@ -142,7 +143,9 @@ def test_a_method_object_is_asked_for_and_not_taken_for_the_one_in_the_settings(
 def test_a_record_of_the_data_that_makes_no_sense_is_damage(tmp_path):
     found = run(tiny(rounds=1), tmp_path / "run")
     told = json.loads((found.folder / "manifest.json").read_text())
-    for odd in ({}, 3, {**told["data"], "classes": "ten"}, {**told["data"], "shape": [10**30]}):
+    changes = [{"classes": "ten"}, {"shape": [10**30]}, {"dtype": "pickle"}, {"mean": [1.0]}, {"form": "<b>"}]
+    changes.append({"mean": [0.0] * 5, "std": [1.0] * 5})
+    for odd in ({}, 3, *({**told["data"], **change} for change in changes)):
         (found.folder / "manifest.json").write_text(json.dumps({**told, "data": odd}))
         for ask in (lambda: resume(found.folder, rounds=2), lambda: export(found.folder, tmp_path / "model")):
             with pytest.raises(CheckpointError, match=r"manifest\.json is damaged: what it says of the data"):

@@ -102,12 +102,20 @@ def test_a_model_served_to_several_tiers_is_scored_once(score, method, asked):
     assert ran == [(SERVER, f"{key}/0") for key in asked]
 
 
-def test_tiers_that_exclusivefl_leaves_out_have_no_score(score):
-    found, _, _, _ = score(tiny(method={"name": "exclusivefl"}, score={"clients": 8}))
-    assert found["tiers"]["small"] == {"clients": None}
-    assert found["tiers"]["large"]["test"] == found["global"]["test"]
-    assert found["clients"] == found["tiers"]["large"]["clients"]
-    assert found["clients"]["count"] == 4
+def test_tiers_that_exclusivefl_leaves_out_are_scored_with_its_large_network(score):
+    found, _, setup, state = score(tiny(method={"name": "exclusivefl"}, score={"clients": 8}))
+    tiers = found["tiers"]
+    assert tiers["small"]["test"] == tiers["large"]["test"] == found["global"]["test"]
+    assert (tiers["small"]["clients"]["count"], tiers["large"]["clients"]["count"]) == (4, 4)
+    weak = tiers["small"]["clients"]
+    wanted = accuracy(setup, state.model, setup.context.datasets.shard(weak["ids"][0]).test)
+    assert weak["values"][0] == pytest.approx(wanted)
+
+
+def test_clients_that_cannot_train_have_no_personal_score(score):
+    found, _, _, _ = score(tiny(method={"name": "exclusivefl"}, score={"clients": 8, "personal": True}))
+    assert found["clients"]["count"] == 8
+    assert set(found["personal"]["common"]["ids"]) == {"c4", "c5", "c6", "c7"}
 
 
 def test_local_has_no_global_model_and_only_clients_that_trained_have_a_score(score):

@@ -148,7 +148,7 @@ def test_reports_and_tables_name_the_score(tmp_path, hospitals):
     assert "Matthews correlation against traffic" in page
     mixed = [read_record(tmp_path / "tags"), runs[0]]
     assert verdict(mixed) == []
-    assert str(compare_table(mixed).title).startswith("Final test score, and cost")
+    assert str(compare_table(mixed, 160).title).startswith("Final test score, and cost")
 
 
 def test_the_progress_line_names_the_score():

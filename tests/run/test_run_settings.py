@@ -141,6 +141,8 @@ def test_the_built_in_experiment_reads_without_a_file():
         ("compare.seeds=[4, 5]", lambda e: e.compare.seeds == (4, 5)),
         ("score.targets=[0.85]", lambda e: e.score.targets == (0.85,)),
         ("score.targets=[1, -0.5]", lambda e: e.score.targets == (1.0, -0.5)),
+        ("compare.budget.energy=500", lambda e: e.compare.budget == {"energy": 500.0}),
+        ("compare.budget={rounds = 3, bytes = 1e6}", lambda e: e.compare.budget == {"rounds": 3, "bytes": 1e6}),
     ],
 )
 def test_set_reaches_any_setting(file, change, found):
@@ -168,6 +170,19 @@ def test_later_changes_build_on_earlier_ones(file):
         ("data.public_partition=dirichlett", "'dirichlett': input should be 'stratified', 'iid' or 'dirichlet'."),
         ("rounds=-1", "a.toml: rounds = -1 is below 0."),
         ("score.targets=[85]", "score.targets = 85 must be above -1 and at most 1: for 85 % write 0.85."),
+        (
+            "compare.budget.enrgy=500",
+            "compare.budget.enrgy = 500: did you mean 'energy'? There are rounds, bytes, time, ",
+        ),
+        (
+            "compare.budget.x=5",
+            "compare.budget.x = 5: there is no such cost. There are rounds, bytes, time, energy, fl",
+        ),
+        ("compare.budget.time=0", "compare.budget.time = 0 must be above 0."),
+        ("compare.budget.time=-3", "compare.budget.time = -3 must be above 0."),
+        ("compare.budget.time=inf", "[compare.budget] time = inf is not a finite number."),
+        ("compare.budget.time=3 s", "compare.budget.time = '3 s': input should be a valid number."),
+        ("compare.budget=500", "compare.budget = 500: input should be "),
         (".=3", "the top of the file has no setting ''"),
         ("a..b=3", "the top of the file has no setting 'a'"),
         (f"rounds={'[' * 100_000}", "input should be a valid integer"),
@@ -252,6 +267,12 @@ def test_a_report_reads_the_targets_that_a_run_was_given(tmp_path):
     named = run(tiny(rounds=0, score={"targets": [0.85, 0.6]}), tmp_path / "named")
     plain = run(tiny(rounds=0), tmp_path / "plain")
     assert [read_record(result.folder).targets for result in (named, plain)] == [(0.85, 0.6), ()]
+
+
+def test_a_report_reads_the_budget_that_a_comparison_was_given(tmp_path):
+    named = run(tiny(rounds=0, compare={"budget": {"energy": 500}}), tmp_path / "named")
+    plain = run(tiny(rounds=0), tmp_path / "plain")
+    assert [read_record(result.folder).budget for result in (named, plain)] == [{"energy": 500.0}, {}]
 
 
 def without_none(value):

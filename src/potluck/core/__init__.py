@@ -12,6 +12,7 @@ from potluck.core.errors import (
     UserError,
     client_fault,
     describe,
+    shown_lines,
     text_of,
     user_interrupt,
 )
@@ -36,6 +37,7 @@ from potluck.core.message import (
 )
 from potluck.core.method import Method, answer, display_name, on_client, settings, trains
 from potluck.core.model import Arrays, BufferLayout, Depth, FlatArrays, Model, Newborn, Spec, digest, shapes_of, size
+from potluck.core.optional import require_library
 from potluck.core.own_code import import_own
 from potluck.core.plain import EMPTY, FrozenDict, Plain, freeze, to_plain
 from potluck.core.round import (
@@ -57,7 +59,7 @@ from potluck.core.round import (
     payload,
 )
 from potluck.core.streams import Key, entropy, numpy_stream, stream
-from potluck.core.text import one_line
+from potluck.core.text import nearest_name, one_line, suggestion
 
 __all__ = [
     "EMPTY", "MESSAGE", "NOTHING", "SERVER", "STORED", "Arrays", "Augmentation", "Axis", "Batch", "BufferLayout",
@@ -67,7 +69,7 @@ __all__ = [
     "Newborn", "Plain", "Prepare", "Problem", "QuorumError", "Reply", "ResourceError", "Round", "Selection", "Send",
     "SettingsError", "Shapes", "Skip", "Spec", "Task", "Tier", "UserError", "Weight", "Work", "Zoo", "answer",
     "client_fault", "count_nodes", "describe", "detach_all", "digest", "display_name", "entropy", "facts_of", "freeze",
-    "import_own", "is_shape", "join_tensors", "numpy_stream", "on_client", "one_line", "pack", "pack_array", "payload",
-    "settings", "shapes_of", "size", "split_tensors", "stream", "text_of", "to_plain", "trains", "unpack",
-    "unpack_array", "user_interrupt",
+    "import_own", "is_shape", "join_tensors", "nearest_name", "numpy_stream", "on_client", "one_line", "pack",
+    "pack_array", "payload", "require_library", "settings", "shapes_of", "shown_lines", "size", "split_tensors",
+    "stream", "suggestion", "text_of", "to_plain", "trains", "unpack", "unpack_array", "user_interrupt",
 ]  # fmt: skip

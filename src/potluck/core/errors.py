@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+import traceback
 
 from potluck.core.text import one_line
 
 BY_USER = "Ctrl-C or SIGTERM"
+MOST_SHOWN = 2000
+"""The most letters of a line of an error."""
 
 
 class UserError(Exception):
     """An error that a user can correct. The message says what was asked, what was found, and what to do."""
 
     exit_code = 1
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows of it: its lines; with POTLUCK_DEBUG=1, the traceback."""
+        return shown_lines(self)
+
+
+def shown_lines(fault: BaseException) -> list[str]:
+    """An error as a notebook shows it: its name and its message, without a traceback unless POTLUCK_DEBUG=1."""
+    if os.environ.get("POTLUCK_DEBUG", "") not in ("", "0"):
+        return traceback.format_exception(fault)
+    first, *rest = [one_line(line, MOST_SHOWN) for line in str(fault).splitlines()] or [""]
+    return [f"{type(fault).__name__}: {first}", *rest]
 
 
 class SettingsError(UserError):

@@ -15,6 +15,8 @@ class Facts:
 
     networks: Literal["one", "width", "depth", "any"] = "one"
     """What devices train: all the same network; narrower or shallower parts of one; networks of any architecture."""
+    units: bool = False
+    """Whether it also chooses units (channels, neurons) where all devices train the same network."""
     public: Literal["none", "inputs", "labels"] = "none"
     """The public data that it needs: none, inputs without labels, or inputs with labels."""
     unlabelled: bool = False

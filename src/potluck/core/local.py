@@ -12,25 +12,33 @@ class Local:
     """How a client trains in one round. Optimiser state is fresh each round."""
 
     lr: float = 0.1
+    """The learning rate."""
     epochs: int = 1
+    """Passes over the client's rows in each round."""
     steps: int | None = None
     """This many optimiser steps instead of whole epochs. Rows are shuffled again after each pass over the data."""
     batch: int = 16
+    """Rows in each optimiser step; the last step of a pass takes what is left."""
     momentum: float = 0.0
+    """SGD only: the share of the last step's direction that is kept; 0: none."""
     weight_decay: float = 0.0
+    """The factor of the L2 penalty, which is added to the gradient; 0: none."""
     clip: float | None = None
     """The largest norm of the gradient; a longer one is scaled down."""
     optimiser: Literal["sgd", "adam"] = "sgd"
+    """The optimiser of local training."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Adam only."""
+    """Adam only: the shares that are kept of the means of the gradient and of its square; from 0, below 1."""
     eps: float = 1e-8
-    """Adam only."""
+    """Adam only: what is added to the root of the mean square, so that nothing is divided by zero."""
     schedule: Literal["constant", "steps", "cosine"] = "constant"
     """The learning rate over rounds: constant; multiplied by `factor` at each milestone; half a cosine down to zero."""
     milestones: tuple[int, ...] = ()
+    """For the schedule "steps": the rounds, counted from 0, from which on the rate is multiplied by `factor` again."""
     factor: float = 0.1
+    """For the schedule "steps": what the rate is multiplied by."""
     horizon: int = 100
-    """Rounds until the cosine reaches zero."""
+    """For the schedule "cosine": rounds until the rate is zero."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "betas", tuple(self.betas))

@@ -41,6 +41,9 @@ class Method(Protocol[S]):
     def serve(self, state: S, client: Client, zoo: Zoo) -> Model | None:
         """The model that this client would use now, or the server's part of it. None: only the client has it."""
 
+    def can_train(self, client: Client, zoo: Zoo) -> bool:
+        """Whether this client can train the model that it is served. If not, it only uses it."""
+
     def complete(
         self, served: Model | None, memory: Mapping[str, Any], labels: Sequence[int], zoo: Zoo
     ) -> Model | None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from potluck.core import EMPTY, Bytes, Examples, Expected, Problem, Reply, Shapes, Task, Zoo
 from potluck.engines.gate import Gate
 from potluck.engines.usual import Usual
 from potluck.learn import GaussianMechanism, Precision
 from potluck.parts import BLOCK, Mask, Part, Sums
+
+if TYPE_CHECKING:
+    from potluck.secure.client import SecureClient
 
 
 class ClientData(Protocol):
@@ -76,6 +79,8 @@ class SimulationContext:
     """Adds noise to a client's update before it leaves the device; None: no noise."""
     own_noise: bool = False
     """Whether the noise comes from the operating system, as at a real node: nobody who knows the seed may know it."""
+    secure: SecureClient | None = None
+    """Masks what leaves a client; None: nothing is masked."""
     deadline: float = 0.0
     """Seconds that a task may take in a worker process; 0: no limit."""
     cluster: ClusterPlan | None = None

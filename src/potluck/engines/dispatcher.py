@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import torch
 
@@ -24,6 +24,7 @@ from potluck.core import (
     Task,
     Weight,
     Zoo,
+    entropy,
     one_line,
     payload,
     shapes_of,
@@ -35,9 +36,26 @@ from potluck.engines.serial import Engine
 from potluck.engines.usual import Usual
 from potluck.learn import map_tensors
 from potluck.parts import Mask, OverlapMean, Part, Sums
+from potluck.secure.settings import REQUEST, phase_of
+
+if TYPE_CHECKING:
+    from potluck.secure.client import SecureClient
 
 Verdict: TypeAlias = Literal["accepted", "absent", "quarantined"]
 FoldPlaces: TypeAlias = Callable[[Task, int], FoldTask]
+Check: TypeAlias = "Callable[[Task, Reply], str | None]"
+
+
+class PrivateSums(Protocol):
+    """Makes the sum of every fold private before the method gets it."""
+
+    def ask(self, tasks: Iterable[Task]) -> Iterable[Task]:
+        """The tasks as clients get them."""
+
+    def release(
+        self, session: RoundSession, mean: OverlapMean, summed: OverlapMean, replies: Sequence[Reply]
+    ) -> Sequence[Reply]:
+        """Adds the private sum to the method's mean; returns what the method may know of the replies."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +99,18 @@ class Dispatcher:
     """A client's number of samples, where it is known, as in a simulation."""
     usual: Usual = field(default_factory=Usual)
     """What the gate accepted in committed rounds."""
+    heard: Callable[[RoundSession, LedgerEntry], None] | None = None
+    """Called with the outcome of each task as soon as it is known."""
+    secure: SecureClient | None = None
+    """The settings and identities of secure aggregation; None: it is off."""
+    session_label: str = ""
+    """Names the run in secure sums, so that no two runs share a mask."""
+    lost_phase: Callable[[str, int, int], int] = lambda client, index, attempt: (
+        entropy(0, "phase", client, index, attempt)[0] % 4
+    )
+    """In which phase of a secure sum (0 to 3) a client that drops out of this attempt is lost, in the simulation."""
+    private: PrivateSums | None = None
+    """Adds noise to the sum of a fold, under [privacy] where = "server"."""
 
     def open(self, index: int, attempt: int = 0, everyone: bool = False, needed: bool = False) -> RoundSession:
         """A new session for one attempt at one round; with `everyone`, no client drops out or is blacklisted.
@@ -108,6 +138,10 @@ class RoundSession:
     """The share of the server model's entries that clients trained in the last fold."""
     held: list[Mapping[str, tuple[int, ...]] | None] = field(default_factory=list)
     """The units of every folded part, by axis group. None: the whole model, or a part that is not made of units."""
+    secure: list[dict[str, Any]] = field(default_factory=list)
+    """What became of each secure sum, for the ledger."""
+    opened: set[str] = field(default_factory=set)
+    """Clients whose upload is in a sum that was opened."""
     _open: set[int] = field(default_factory=set)
     _addresses: set[tuple[int, str, str, str]] = field(default_factory=set)
     _sends: int = 0
@@ -115,6 +149,10 @@ class RoundSession:
     def send(self, tasks: Iterable[Task]) -> Iterator[Reply]:
         """The replies in the order of the tasks; clients that fail or are refused have none."""
         return (reply for _, reply, _ in self._replies(tasks, self._begin()))
+
+    def ask(self, tasks: Iterable[Task], check: Check) -> list[Reply]:
+        """The replies to tasks of a secure sum; `check` says why a reply cannot be used, or None."""
+        return [reply for _, reply, _ in self._replies(tasks, self._begin(), check=check)]
 
     def fold(
         self,
@@ -127,6 +165,14 @@ class RoundSession:
 
         Without `weigh`, the method's own weights count, and workers may add up whole blocks of replies.
         """
+        if self.dispatcher.secure is not None:
+            from potluck.engines.secure_fold import secure_fold
+
+            return secure_fold(self, tasks, mean, held, weigh)
+        private, whole = self.dispatcher.private, mean
+        if private is not None:
+            assert isinstance(mean, OverlapMean)
+            tasks, mean, weigh = private.ask(tasks), OverlapMean(mean.start), None
         place = None if weigh else self._fold_places(mean, held)
         weigh = weigh or partial(self.dispatcher.method.weigh, zoo=self.dispatcher.zoo)
         replies = []
@@ -144,6 +190,10 @@ class RoundSession:
             self.held.append(getattr(held[reply.task.to], "units", None) or None)
             replies.append(reply)
         self.coverage = mean.coverage()
+        if private is not None:
+            assert isinstance(mean, OverlapMean)
+            assert isinstance(whole, OverlapMean)
+            return private.release(self, whole, mean, replies)
         return replies
 
     def close(self) -> None:
@@ -192,14 +242,18 @@ class RoundSession:
         return place
 
     def _replies(
-        self, tasks: Iterable[Task], number: int, place: FoldPlaces | None = None
+        self,
+        tasks: Iterable[Task],
+        number: int,
+        place: FoldPlaces | None = None,
+        check: Check = lambda task, reply: None,
     ) -> Iterator[tuple[int, Reply, Sums | None]]:
         """Accepted replies, each with its task's position, and with the sum that holds its model already, if any."""
         waiting: dict[tuple[int, str, str, str], tuple[int, Task]] = {}
         start = len(self.entries)
         for result in self.dispatcher.engine.run(self._envelopes(tasks, waiting, start, place)):
             position, task = waiting.pop(result.task.address)
-            self.entries.append(self._judge(position + start, task, result))
+            self._note(self._judge(position + start, task, result, check))
             if self.entries[-1].verdict == "accepted" and result.reply is not None:
                 yield position, result.reply, result.block
         self._open.discard(number)
@@ -216,10 +270,10 @@ class RoundSession:
             if address in self._addresses:
                 raise RuntimeError(f"two tasks of round {self.index} are both {address[1:]}; give them a key")
             self._addresses.add(address)
-            if reason := self._absence(task.to):
+            if reason := self._absence(task):
                 cost = Cost(bytes_down=0 if reason == "blacklisted" else payload(task))
                 bare = replace(task, round=self.index, models=EMPTY, arrays=EMPTY)
-                self.entries.append(LedgerEntry(start + position, bare, "absent", reason, cost=cost))
+                self._note(LedgerEntry(start + position, bare, "absent", reason, cost=cost))
                 continue
             version, memory = self._memory(task.to)
             waiting[address] = (position, task)
@@ -229,19 +283,29 @@ class RoundSession:
             needed = task.to == SERVER or self.needed
             yield TaskEnvelope(sent, memory, self.attempt, needed, place(task, position) if place else None)
 
-    def _absence(self, client: str) -> str:
+    def _note(self, entry: LedgerEntry) -> None:
+        self.entries.append(entry)
+        if self.dispatcher.heard is not None:
+            self.dispatcher.heard(self, entry)
+
+    def _absence(self, task: Task) -> str:
+        client, run = task.to, self.dispatcher
         if client == SERVER or self.everyone:
             return ""
-        if strikes_out(self.dispatcher.gate, self.dispatcher.strikes, client):
+        if strikes_out(run.gate, run.strikes, client):
             return "blacklisted"
-        return "dropped out" if self.dispatcher.lost(client, self.index, self.attempt) else ""
+        if not run.lost(client, self.index, self.attempt):
+            return ""
+        if REQUEST in task.config and phase_of(task) < run.lost_phase(client, self.index, self.attempt):
+            return ""
+        return "dropped out"
 
     def _memory(self, client: str) -> tuple[int, Mapping[str, Any]]:
         if client in self.staged:
             return self.index, map_tensors(self.staged[client], torch.clone)  # a task that fails must not leave a trace
         return self.dispatcher.recall(client) or (-1, EMPTY)
 
-    def _judge(self, position: int, task: Task, result: TaskResult) -> LedgerEntry:
+    def _judge(self, position: int, task: Task, result: TaskResult, check: Check) -> LedgerEntry:
         reply = result.reply
         if reply is None:
             reason = result.fault if result.skipped else f"failed: {result.fault}"
@@ -249,7 +313,7 @@ class RoundSession:
             lost = result.lost and uploads(task)
             return LedgerEntry(position, result.task, "absent", reason, cost=cost, skipped=result.skipped, lost=lost)
         known = self.dispatcher.samples is not None
-        refused = result.refused or (result.block is None and self._refusal(task, reply))
+        refused = result.refused or (result.block is None and (self._refusal(task, reply) or check(task, reply)))
         if refused:
             return LedgerEntry(position, result.task, "quarantined", refused, cost=reply.cost)
         measures = self.dispatcher.gate.measures(task, reply, known) if result.block is None else result.measures

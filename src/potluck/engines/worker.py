@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,10 @@ from potluck.learn import (
     to_device,
     trainable_weights,
 )
+from potluck.secure.settings import REQUEST, VERBS, request_bytes
+
+if TYPE_CHECKING:
+    from potluck.secure.client import SecureClient
 
 T = TypeVar("T")
 
@@ -147,6 +151,13 @@ def _places(envelopes: Sequence[TaskEnvelope]) -> list[Hashable]:
     return found
 
 
+def _draws(layer: nn.Module) -> bool:
+    """Whether a layer drops units at random in training."""
+    if isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
+        return layer.dropout > 0
+    return isinstance(layer, nn.Dropout) and layer.p > 0
+
+
 class NetworkSlot:
     """A live network that is reused: each model of its spec is copied into it."""
 
@@ -158,7 +169,7 @@ class NetworkSlot:
         self._others = [name for name in self.tensors if name not in self.layout.views]
         self.weights = trainable_weights(net)
         # Whether training draws from torch's global generator.
-        self.noisy = any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in net.modules())
+        self.noisy = any(_draws(layer) for layer in net.modules())
         self.stackable = can_stack(net)
         self._work: dict[int, Work] = {}
 
@@ -211,7 +222,8 @@ class TaskRun:
         """The fit job that it waits for; None: the task is done."""
         self._task, self._worker, self._attempt = envelope.task, worker, envelope.attempt
         task = envelope.task
-        self._bare = Task(task.verb, task.to, task.key, task.round, config=task.config, memory=task.memory)
+        told = {name: value for name, value in task.config.items() if name != REQUEST}
+        self._bare = Task(task.verb, task.to, task.key, task.round, config=told, memory=task.memory)
         memory = dict(envelope.memory)
         self._before = memory_entries(memory)
         self._device = WorkerDevice(worker, task, memory, place)
@@ -240,6 +252,8 @@ class TaskRun:
         return work.send(fit)
 
     def _begin(self) -> Reply | FitRequest:
+        if self._task.verb in VERBS:
+            return self._secure_client().answer(self._task)
         work = answer(self._worker.context.method, self._task, self._device)
         if isinstance(work, Reply):
             return work
@@ -270,7 +284,7 @@ class TaskRun:
             method = type(self._worker.context.method).__name__
             raise TypeError(f"{method}.{self._task.verb} returned {type(reply).__name__}, not a Reply")
         hardware, known = self._worker.hardware, [model.spec for model in self._task.models.values()]
-        reply = self._protect(clean_reply(reply, hardware, known))
+        reply = self._mask(self._protect(clean_reply(reply, hardware, known)))
         memory = self._changed_memory(known)
         arrays = to_device(reply.arrays, hardware)
         stamped = Reply(reply.models, arrays, reply.weight, reply.metrics, self._bare, self._cost(payload(reply)))
@@ -287,7 +301,24 @@ class TaskRun:
 
     def _cost(self, bytes_up: int) -> Cost:
         device, seconds = self._device, time.perf_counter() - self._started
-        return Cost(payload(self._task), bytes_up, device.flops, device.peak, seconds)
+        return Cost(payload(self._task) + request_bytes(self._task), bytes_up, device.flops, device.peak, seconds)
+
+    def _mask(self, reply: Reply) -> Reply:
+        """The reply with a masked update, if [secure] is on. Nothing else with tensors leaves a client then."""
+        task, context = self._task, self._worker.context
+        if REQUEST in task.config and task.verb not in VERBS:
+            weight = context.method.weigh(reply, context.zoo)
+            return self._secure_client().upload(task, reply, weight, context.zoo)
+        exempt = task.to == SERVER or task.verb in VERBS
+        if context.secure is not None and not exempt and (reply.models or reply.arrays):
+            raise PermissionError(f"[secure] is on, and the answer to '{task.verb}' is not masked")
+        return reply
+
+    def _secure_client(self) -> SecureClient:
+        found = self._worker.context.secure
+        if found is None:
+            raise PermissionError("the server asks for a secure sum, but [secure] is off here")
+        return found
 
     def _protect(self, reply: Reply) -> Reply:
         """The reply with noise, if [privacy] asks for it. Scores get none: they are for the user who runs this."""

@@ -5,7 +5,6 @@ A running server reads the file again when it changes, so an admission or a revo
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -16,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeAlias
 
-from potluck.core import InputError, SettingsError, one_line
+from potluck.core import InputError, SettingsError, one_line, suggestion
 from potluck.federation.files import alone_in, read_file, replace_file
 from potluck.ledger import DamagedRecord
 from potluck.ledger.errors import printable
@@ -200,10 +199,8 @@ def named_node(entries: Entries, wanted: str) -> NodeEntry:
 
 def nearest(wanted: str, known: list[str]) -> str:
     """The end of an error about an unknown name: the nearest known one, or all of them."""
-    close = difflib.get_close_matches(wanted, known, 1)
-    if close:
-        return f" Did you mean '{close[0]}'?"
-    return f" There are: {', '.join(known[:20])}{', …' if len(known) > 20 else ''}." if known else " There is none yet."
+    there = f"There are: {', '.join(known[:20])}{', …' if len(known) > 20 else ''}." if known else "There is none yet."
+    return suggestion(wanted, known, there)
 
 
 def with_status(entries: Entries, node: NodeEntry, status: str, now: datetime) -> Entries:

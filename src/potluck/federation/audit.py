@@ -10,8 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from potluck.core import Reply
+from potluck.core import Reply, Task
 from potluck.engines.remote import Parts
+from potluck.secure.settings import KEYS, OPEN, REQUEST, SHARES
 
 
 class AuditLog:
@@ -43,11 +44,24 @@ class AuditLog:
             os.close(descriptor)
 
 
-def contents(reply: Reply) -> Mapping[str, Any]:
-    """What a reply holds, in words: models and tensors by name with their numbers of entries, and names of metrics."""
+def contents(reply: Reply, task: Task) -> Mapping[str, Any]:
+    """What a reply holds, in words: models and tensors by name with their numbers of entries, and names of metrics. Of
+    a secure sum also what these are."""
     tensors = {name: tensor.numel() for name, tensor in reply.arrays.items()}
     models = {
         key: {"network": model.spec.family, "numbers": sum(tensor.numel() for tensor in model.arrays.values())}
         for key, model in reply.models.items()
     }
-    return {"models": models, "tensors": tensors, "weight": reply.weight, "metrics": sorted(reply.metrics)}
+    secure = {"secure": _secure_words(reply, task)} if REQUEST in task.config else {}
+    return {"models": models, "tensors": tensors, "weight": reply.weight, "metrics": sorted(reply.metrics), **secure}
+
+
+def _secure_words(reply: Reply, task: Task) -> str:
+    """What leaves in a phase of a secure sum."""
+    words = {
+        KEYS: "new public keys for one secure sum, signed with this node's key",
+        SHARES: f"shares of this node's masks, encrypted for {len(reply.arrays.get('shares', ()))} other nodes",
+        OPEN: "shares of masks, so that the server can read the sum, and no single update",
+    }
+    masked = reply.arrays.get("masked")
+    return words.get(task.verb) or f"a masked upload of {0 if masked is None else masked.numel()} numbers"

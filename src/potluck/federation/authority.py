@@ -151,6 +151,34 @@ def read_certificate(pem: bytes) -> Certificate:
         raise Unusable("this certificate is damaged, or not one of Potluck's.") from None
 
 
+def to_der(pem: bytes) -> bytes:
+    """A certificate as DER, which is shorter."""
+    return _certificate(pem).public_bytes(serialization.Encoding.DER)
+
+
+def read_der(raw: bytes) -> Certificate:
+    """What a certificate in DER says."""
+    try:
+        return read_certificate(x509.load_der_x509_certificate(raw).public_bytes(serialization.Encoding.PEM))
+    except Unusable:
+        raise
+    except Exception:  # the library has many kinds of errors for what strangers send
+        raise Unusable("this is no certificate in DER.") from None
+
+
+def sign(key: bytes, text: bytes) -> bytes:
+    """The signature of a text with a private key."""
+    return _private(key).sign(text, ec.ECDSA(hashes.SHA384()))
+
+
+def check_signature(found: Certificate, text: bytes, signature: bytes) -> None:
+    """Raises an error unless the owner of this certificate signed the text."""
+    try:
+        _loaded_public(certified_key(found)).verify(signature, text, ec.ECDSA(hashes.SHA384()))
+    except (InvalidSignature, ValueError):
+        raise Unusable("this signature does not fit.") from None
+
+
 def certified_key(found: Certificate) -> bytes:
     """The public key of a certificate."""
     return _public_pem(_certificate(found.pem).public_key())

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -36,18 +36,23 @@ from potluck.engines import ClientData, SimulationContext
 from potluck.federation.roster import Roster
 from potluck.methods import METHODS
 from potluck.models import ModelZoo, check
-from potluck.run import config, privacy
+from potluck.run import config, privacy, secure
 from potluck.run.assemble import (
     Setup,
     Splits,
     hardware,
     learning_problem,
     networks,
+    refuse_uncut,
     refuse_unlabelled,
 )
 from potluck.run.code_checksum import code_checksum
 from potluck.run.settings import Experiment, Nodes
 from potluck.run.world import own_code
+
+if TYPE_CHECKING:
+    from potluck.secure.client import SecureClient
+    from potluck.secure.protocol import Identities
 
 PROTOCOL = 1
 """Counts changes of what the server and nodes say to each other."""
@@ -55,7 +60,7 @@ SPARE = 64 << 20
 """Bytes that a message may have besides its models."""
 COPIES = 8
 """A message may hold as many bytes as this many copies of the server's model: tasks carry several models."""
-LEFT_OUT = ("name", "variant", "run", "compare", "fleet")
+LEFT_OUT = ("name", "variant", "run", "compare", "fleet", "track")
 """Settings that are no concern of a node."""
 MAY_CHANGE = ("rounds", "score", "run", "nodes")
 """Settings that may be changed when a run goes on."""
@@ -269,13 +274,16 @@ def server_data(test: Examples | None, public: Examples, classes: int) -> OwnDat
     return OwnDatasets(SERVER, Splits(public, NOTHING, test or NOTHING, tuple(range(classes))), public)
 
 
-def make_setup(experiment: Experiment, method: Any, datasets: OwnDatasets, roster: Roster) -> Setup:
+def make_setup(
+    experiment: Experiment, method: Any, datasets: OwnDatasets, roster: Roster, identities: Identities | None = None
+) -> Setup:
     """A federation that is ready to start, on the server or at a node; the same checks on both sides. The roster gets
-    its tiers here."""
+    its tiers here. `identities` are this side's own, for [secure]."""
     source = blank_source(experiment.nodes)
     refuse_for_nodes(experiment, method)
     refuse_unlabelled(method, experiment)
     full, tiers = networks(experiment, source, 1)
+    refuse_uncut(method, full)
     roster.tiers = tuple(tiers)
     check(full, [tier.spec for tier in tiers])
     where, run = hardware(experiment), experiment.run
@@ -287,16 +295,30 @@ def make_setup(experiment: Experiment, method: Any, datasets: OwnDatasets, roste
     context = SimulationContext(
         *(method, zoo, datasets, learning_problem(source, zoo, experiment), experiment.seed, where, 0),
         *(run.precision, run.channels_last, run.streams, mechanism),
+        secure=_secure_client(experiment, method, zoo, identities),
     )
     return Setup(experiment, context, roster, source.classes, source, None, 1)
 
 
+def _secure_client(
+    experiment: Experiment, method: Any, zoo: ModelZoo, identities: Identities | None
+) -> SecureClient | None:
+    """What this side needs for [secure], by the settings that both sides agreed to; None without it."""
+    found = secure.make_client(experiment, method, zoo)
+    if found is None:
+        return None
+    from potluck.federation.identities import make_client
+
+    return make_client(found.settings, identities)
+
+
 def refuse_for_nodes(experiment: Experiment, method: Any) -> None:
     """Refuses settings that make no sense with real nodes."""
-    if odd := [tier.name for tier in experiment.tier if tier.width == "fit"]:
+    if fitted := [tier for tier in experiment.tier if "fit" in (tier.width, tier.depth)]:
+        what = "width" if fitted[0].width == "fit" else "depth"
         raise SettingsError(
-            f"tier '{odd[0]}' has width = \"fit\", which follows from a simulated device; give a number: a node "
-            "measures for itself which tier it can carry."
+            f"tier '{fitted[0].name}' has {what} = \"fit\", which follows from a simulated device; give a number: a "
+            "node measures for itself which tier it can carry."
         )
     if odd := [tier.name for tier in experiment.tier if tier.absent]:
         raise SettingsError(f"tier '{odd[0]}' is absent, which is for simulations; leave it out.")
@@ -304,12 +326,14 @@ def refuse_for_nodes(experiment: Experiment, method: Any) -> None:
         if getattr(experiment.score, name):
             raise SettingsError(f"score.{name} = true needs test rows that all clients share; nodes share none.")
     fleet = experiment.fleet
-    if fleet.tiers != "fixed" or fleet.availability != 1 or fleet.dropout:
+    if fleet.tiers != "fixed" or fleet.availability != 1 or fleet.dropout or fleet.file:
         raise SettingsError("[fleet] simulates who is there; real nodes come and go by themselves. Leave it out.")
     if experiment.privacy.enabled and experiment.nodes.updates != "exact":
         raise SettingsError(
             '[privacy] and nodes.updates: rounded noise is not the noise that was promised; use "exact".'
         )
+    if experiment.secure.enabled and experiment.nodes.updates != "exact":
+        raise SettingsError('[secure] and nodes.updates: masked numbers cannot be rounded; use "exact".')
     names = {tier.name for tier in experiment.tier}
     if unknown := sorted(set(experiment.nodes.deadlines) - names):
         raise SettingsError(f"nodes.deadlines names '{unknown[0]}'; the tiers are {', '.join(sorted(names))}.")

@@ -17,6 +17,7 @@ from potluck.engines.remote import Parts, Remote, Terms
 from potluck.engines.remote.messages import pack_plain, read_head
 from potluck.federation.charter import Charter, own_modules, read_charter, versions
 from potluck.federation.host import Host, NodeState
+from potluck.federation.identities import KitIdentities
 from potluck.federation.joining import next_start
 from potluck.federation.kits import Kit
 from potluck.federation.listening import admitted_nodes, listen
@@ -82,9 +83,8 @@ def check_node(
         raise SettingsError("--data is missing: the file with this node's own rows.")
     ours = federation.charter
     with tempfile.TemporaryDirectory(prefix="potluck-check-") as folder:
-        node = Node(
-            kit.node_id, Path(folder), NodeOptions(data, public, trusted=tuple(own_modules(ours.plain))), _Silent()
-        )
+        options = NodeOptions(data, public, trusted=tuple(own_modules(ours.plain)))
+        node = Node(kit.node_id, Path(folder), options, _Silent(), identities=KitIdentities.of(kit))
         rows = [_compared("data and networks, by this site's settings", *_try(node, ours))]
         told = _ask(kit, seconds, say)
         if told is None:

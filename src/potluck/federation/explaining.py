@@ -6,6 +6,7 @@ from typing import Any
 
 from potluck.core import display_name, facts_of
 from potluck.federation.charter import Charter
+from potluck.secure.settings import Secure
 
 ALWAYS = (
     "Once, when it joins: the tier that it takes, its number of training rows, how many rows it scores on, seconds a "
@@ -16,13 +17,14 @@ ALWAYS = (
 )
 
 
-def explain(method: Any = None, floor: int = 20, noise: str = "") -> list[str]:
+def explain(method: Any = None, floor: int = 20, noise: str = "", secure: Secure | None = None) -> list[str]:
     """Sentences on what leaves a node under a method; without one, on what leaves it under any."""
     found = [ALWAYS[0]]
     if method is None:
         found.append("In every round that it is asked: what the method uploads, mostly the weights of the sub-model.")
     else:
-        found.append(f"In every round that it is asked ({display_name(method)}): {_uploads(method)}")
+        what = _masked(secure) if secure is not None and secure.enabled else _uploads(method)
+        found.append(f"In every round that it is asked ({display_name(method)}): {what}")
     found.append(
         "After rounds that are scored: counts of rows and of right answers, for each class, on the node's own test "
         f"and validation rows; none from splits of fewer than {floor} rows."
@@ -31,6 +33,13 @@ def explain(method: Any = None, floor: int = 20, noise: str = "") -> list[str]:
         noise or "No noise is added to what leaves: weights can tell about the rows that they were trained on."
     )
     return [*found, *ALWAYS[1:]]
+
+
+def _masked(secure: Secure) -> str:
+    return (
+        f"its update, masked ([secure]): the server sees sums over at least {secure.min_holders} nodes, and no single "
+        "node's update. Beside it: new public keys, signed, and encrypted shares of the masks."
+    )
 
 
 def _uploads(method: Any) -> str:
@@ -49,11 +58,21 @@ def describe_charter(charter: Charter, tier: str) -> list[str]:
     """The charter in a few lines, for the question whether to take part."""
     experiment = charter.experiment
     wanted = experiment.privacy
-    noise = f"Noise is added to every update before it leaves (norm at most {wanted.clip:g})." if wanted.enabled else ""
+    noise = f"Noise is added to every update before it leaves (norm at most {wanted.clip_at_first:g})."
+    if wanted.where == "server":
+        noise = (
+            f"Every update is clipped before it leaves (norm {wanted.clip_at_first:g} at first), and counts as much as "
+            "any other. The server sees it, and is trusted to add noise to the sum. Training loss and the number of "
+            "steps stay here"
+        ) + ("; whether the update was clipped is told." if wanted.clip == "adaptive" else ".")
+    noise = noise if wanted.enabled else ""
     head = [
         f"Federation '{charter.plain['federation']}' asks this node to take part:",
         f"  method {display_name(charter.method)}, {experiment.rounds} rounds, in tier '{tier}'; charter "
         f"{charter.hash[:12]}",
         "What leaves this node:",
     ]
-    return [*head, *(f"  - {line}" for line in explain(charter.method, experiment.nodes.floor, noise))]
+    return [
+        *head,
+        *(f"  - {line}" for line in explain(charter.method, experiment.nodes.floor, noise, experiment.secure)),
+    ]

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from potluck.core import Newborn, SettingsError, Tier, stream
 from potluck.engines import SimulationContext
 from potluck.federation.charter import CharterError
+from potluck.run.measuring import peak_memory, reset_peak, usual_memory
 from potluck.run.settings import Experiment
 
 STEPS = 4
@@ -79,11 +78,6 @@ def _amount(value: str, name: str, text: str) -> float:
     return amount
 
 
-def usual_memory() -> int:
-    """Half of this machine's memory: the rest is for the system and other programs."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-
-
 def measure(
     context: SimulationContext, experiment: Experiment, tiers: Sequence[Tier], client: str
 ) -> dict[str, Measured]:
@@ -104,13 +98,13 @@ def measure(
         optimiser = torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9)
         before, seconds = 0, []
         for number in range(STEPS):
-            before = _reset_peak() if number == 1 else before  # the first step also loads libraries
+            before = reset_peak() if number == 1 else before  # the first step also loads libraries
             started = time.perf_counter()
             optimiser.zero_grad()
             context.problem.loss(net, batch).backward()  # type: ignore[no-untyped-call]
             optimiser.step()
             seconds.append(time.perf_counter() - started)
-        peak = max(_peak() - before, modelled) if before else modelled
+        peak = max(peak_memory() - before, modelled) if before else modelled
         found[tier.name] = Measured(statistics.median(seconds[1:]), peak, steps)
         del net, optimiser, batch
     return found
@@ -127,23 +121,3 @@ def largest_that_fits(measured: Mapping[str, Measured], budget: DeviceBudget) ->
         f"no tier fits this machine: the smallest, '{name}', takes {least.memory / 1e6:,.0f} MB and "
         f"{least.round:,.1f} s a round; the budget is {budget.memory / 1e6:,.0f} MB{limit}."
     )
-
-
-def _reset_peak() -> int:
-    """Resets the peak of this process's memory, and returns what it holds now; 0 where that is not possible."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-        return _status("VmRSS")
-    except OSError:
-        return 0
-
-
-def _peak() -> int:
-    return _status("VmHWM")
-
-
-def _status(name: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    return 0

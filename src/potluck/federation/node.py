@@ -6,9 +6,8 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
@@ -22,6 +21,7 @@ from potluck.core import (
     Task,
     UserError,
     display_name,
+    nearest_name,
     one_line,
     text_of,
 )
@@ -30,14 +30,18 @@ from potluck.engines.remote import Parts
 from potluck.engines.remote.messages import ModelCache, bare_task, pack_plain, pack_result, read_head, word
 from potluck.federation.audit import contents
 from potluck.federation.charter import Charter, CharterError, make_setup, network_checksums, read_charter, versions
-from potluck.federation.measure import DeviceBudget, Measured, largest_that_fits, measure, usual_memory
+from potluck.federation.measure import DeviceBudget, Measured, largest_that_fits, measure
 from potluck.federation.node_data import read_node_data
 from potluck.federation.node_folder import NodeFolder, Served
 from potluck.federation.node_memory import NodeMemory
 from potluck.federation.roster import Roster
 from potluck.ledger import LedgerError
 from potluck.run.assemble import Setup
+from potluck.run.measuring import usual_memory
 from potluck.run.world import own_code
+
+if TYPE_CHECKING:
+    from potluck.secure.protocol import Identities
 
 ROOM = 128 << 20
 """Bytes of models that a node keeps, so that they need not be sent again."""
@@ -104,10 +108,14 @@ class Node:
         options: NodeOptions,
         watch: NodeListener,
         consent: Callable[[Charter, str], bool] = lambda charter, tier: True,
+        identities: Identities | None = None,
     ) -> None:
         self.id, self.folder, self.options, self.watch = id, folder, options, watch
         self.consent = consent
         """Asks whoever runs the node before it takes part; called once for each charter."""
+        self.identities = identities
+        """Its own, from its kit. Without them it takes part in no secure sums. (Tests without kits give seeded ones,
+        which hide nothing from a server that knows the seed.)"""
         self.ended = ""
         """How the federation ended, once the server said so."""
         self.fault: UserError | None = None
@@ -145,7 +153,7 @@ class Node:
         hardware = replace(experiment.run, hardware=self.options.hardware)  # type: ignore[arg-type]
         experiment = replace(experiment, run=hardware)
         datasets = read_node_data(self.id, self.options.data, self.options.public, charter)
-        setup = make_setup(experiment, charter.method, datasets, roster)
+        setup = make_setup(experiment, charter.method, datasets, roster, self.identities)
         self._compare(charter, setup)
         context = replace(setup.context, own_noise=True)
         setup = replace(setup, context=context)
@@ -290,7 +298,7 @@ class Node:
         updates = now.charter.experiment.nodes.updates
         answer = pack_result(result, task, kept, fresh, self._models.prune(), now.setup.context.zoo, updates)
         self.watch.ends(task, result, sum(len(part) for part in answer))
-        held = contents(result.reply) if result.reply is not None else {"reason": result.fault}
+        held = contents(result.reply, task) if result.reply is not None else {"reason": result.fault}
         after = task.round + (task.verb != "score")
         return Leaving("result", answer, {"round": after, "verb": task.verb, "key": task.key, **held})
 
@@ -351,6 +359,6 @@ class Node:
 
 def _refuse_unknown_tier(wanted: str, names: list[str]) -> None:
     if wanted and wanted not in names:
-        near = get_close_matches(wanted, names, 1)
-        hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(names)}."
+        near = nearest_name(wanted, names)
+        hint = f"did you mean '{near}'?" if near else f"there are {', '.join(names)}."
         raise CharterError(f"--tier {wanted}: no tier of this federation; {hint}")

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from potluck.core import NOTHING, Examples, InputError
-from potluck.data import Data, Federation, Source, load
+from potluck.data import UNDIVIDED, Data, Federation, Source, load
 from potluck.federation.charter import Charter, CharterError, OwnDatasets, describe_source
 from potluck.run.assemble import Splits
 from potluck.run.settings import Experiment, Nodes
@@ -37,8 +37,9 @@ def read_node_data(id: str, path: Path, public: Path | None, charter: Charter) -
 
 def split(source: Source, experiment: Experiment) -> Splits:
     """Splits a node's rows: data.test and data.validation are the shares that are held out of training."""
-    alone = replace(experiment.data, clients=1, partition="iid", samples=None, public=0, held_out="rows", groups=0)
-    rows = Federation(source, replace(alone, public_from=type(alone.public_from)()), experiment.seed)
+    alone = replace(experiment.data, clients=1, **UNDIVIDED, public=0, held_out="rows")
+    alone = replace(alone, public_from=type(alone.public_from)())
+    rows = Federation(source, alone, experiment.seed)
     own, floor = rows.shard(0), experiment.nodes.floor
     held = [examples if len(examples) >= floor else NOTHING for examples in (rows.validation, rows.test)]
     if not len(own.train):

@@ -14,11 +14,6 @@ from potluck.models import ModelZoo, save
 from potluck.run.assemble import networks
 
 
-def find_node_folder(path: Path) -> Path | None:
-    """The folder of a node, given itself or the kit that holds it; None if it is neither."""
-    return next((found for found in (path, path / "state") if (found / "charters").is_dir()), None)
-
-
 def export_node(folder: Path, to: Path) -> Model:
     """Writes the model that this node would use: the one that the server last sent to be scored, completed with the
     node's memory of that time. The server is not asked."""
@@ -45,9 +40,13 @@ def export_node(folder: Path, to: Path) -> Model:
     return model
 
 
-def refuse_choices(tier: str | None, client: str | None, server: bool) -> None:
+def refuse_choices(
+    tier: str | None, client: str | None, server: bool, format: str = "safetensors", train: bool = False
+) -> None:
     """A node has one model, so there is nothing to choose."""
-    given = {"--tier": tier, "--client": client, "--server": server or None}
+    if format != "safetensors":
+        raise SettingsError(f"--format {format} is for run folders of the server; a node writes safetensors.")
+    given = {"--tier": tier, "--client": client, "--server": server or None, "--train": train or None}
     if odd := [name for name, value in given.items() if value is not None]:
         raise SettingsError(f"{odd[0]} is for run folders of the server; a node has one model.")
 

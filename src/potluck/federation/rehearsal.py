@@ -14,8 +14,8 @@ from typing import IO
 import numpy as np
 
 from potluck.core import Examples, ResourceError, SettingsError
+from potluck.data import UNDIVIDED, Source, load
 from potluck.data import Federation as Division
-from potluck.data import Source, load
 from potluck.federation.charter import describe_source, without_none
 from potluck.run import config
 from potluck.run.settings import Experiment
@@ -46,7 +46,11 @@ def write_rehearsal(experiment: Experiment, folder: Path, nodes: int, rounds: in
     data = replace(
         experiment.data, clients=nodes, groups=0 if experiment.data.groups > nodes else experiment.data.groups
     )
-    division = Division(source, data, experiment.seed)
+    tiers = [tier.name for tier in experiment.tier if not tier.absent]
+    theirs = [tiers[number % len(tiers)] for number in range(nodes)]
+    if len(set(theirs)) == 1:
+        data = replace(data, lean=0.0)
+    division = Division(source, data, experiment.seed, tiers=theirs)
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"node-{number + 1}" for number in range(nodes)]
     files = {name: folder / f"{name}.npz" for name in names}
@@ -57,16 +61,15 @@ def write_rehearsal(experiment: Experiment, folder: Path, nodes: int, rounds: in
     if public:
         _write(public, division.public, source)
     told["data"] |= {"name": "npz", "path": "", "test_path": "", "shape": (), "size": (), "window": 0, "scale": "auto"}
-    told["data"] |= {"partition": "iid", "public": 0, "public_from": {}, "samples": None, "groups": 0}
+    told["data"] |= {**UNDIVIDED, "public": 0, "public_from": {}}
     told["fleet"] = {}
     told["nodes"] |= describe_source(source) | {"test": str(folder / "test.npz"), "public": str(public or "")}
     told["nodes"] |= {"wait_for": nodes, "floor": 1}
     told["run"] |= {"engine": "auto", "hardware": "cpu"}
     told["score"] |= {"common": False, "personal": False}
     told["rounds"] = min(experiment.rounds, 3) if rounds is None else rounds
-    tiers = [tier.name for tier in experiment.tier if not tier.absent]
     made = config.experiment(without_none(told), "rehearsal")
-    return Rehearsal(made, files, {name: tiers[at % len(tiers)] for at, name in enumerate(names)}, public)
+    return Rehearsal(made, files, dict(zip(names, theirs, strict=True)), public)
 
 
 def _write(path: Path, examples: Examples, source: Source) -> None:

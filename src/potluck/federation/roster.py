@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from potluck.core import Client, Tier, numpy_stream
+from potluck.fleet import Draw, Odds, Profile, odds, tier_sizes
+
+SECRET = "draw"
+"""In the place of an id, in the state of a roster: what secret draws depend on."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +43,10 @@ class Roster:
     and roster.
     """
 
-    def __init__(self, seed: int, misses: int = 3) -> None:
+    def __init__(self, seed: int, misses: int = 3, draw: Draw = "uniform", secret: bool = False) -> None:
         self.tiers: Sequence[Tier] = ()
+        self.devices: Mapping[str, Profile] = {}
+        """The device of each tier, by name; nodes need none."""
         self.members: dict[str, Member] = {}
         self.news: Callable[[int, int], None] = _no_news
         """Called before every attempt at a round: takes in who came and who left."""
@@ -49,7 +56,9 @@ class Roster:
         """Called before models are scored: nodes that were just here may be on their way back."""
         self.traffic: Callable[[], Mapping[str, Sequence[int]]] = dict
         """Bytes that went to each node and came from it since the last call, as they were sent."""
-        self._seed, self._misses = seed, misses
+        self._seed, self._misses, self._draw = seed, misses, draw
+        self._secret = int.from_bytes(os.urandom(8)) >> 1 if secret else None
+        """If nodes must not know who is drawn, although they know the seed: what draws depend on instead."""
 
     @property
     def clients(self) -> int:
@@ -83,13 +92,33 @@ class Roster:
             raise ValueError(f"'{id[:40]}' is no node of this federation")
         return list(self.members).index(id)
 
+    def device(self, client: Client) -> Profile:
+        return self.devices[client.tier.name]
+
     def cohort(self, round: int, size: int, wanted: Callable[[Client], bool] = lambda client: True) -> list[Client]:
-        """`size` active (and wanted) nodes, drawn uniformly, sorted by id; fewer if fewer are active."""
+        """`size` active (and wanted) nodes, drawn as `fleet.draw` says, sorted by id; fewer if fewer are active."""
         found = [client for client in self.everyone(round) if wanted(client)]
         if size >= len(found):
             return found
-        picked = numpy_stream(self._seed, "cohort", round).choice(len(found), max(size, 0), replace=False)
+        rng = numpy_stream(self._seed if self._secret is None else self._secret, "cohort", round)
+        if self._draw == "poisson":
+            drawn = rng.random(len(found)) < max(size, 0) / len(found)
+            return [client for client, picked in zip(found, drawn, strict=True) if picked]
+        if self._draw == "by_tier":
+            tiers = [[client for client in found if client.tier.name == tier.name] for tier in self.tiers]
+            sizes = tier_sizes([len(tier) for tier in tiers], size)
+            picked_ids = {
+                tier[index].id
+                for tier, some in zip(tiers, sizes, strict=True)
+                for index in rng.choice(len(tier), some, replace=False).tolist()
+            }
+            return [client for client in found if client.id in picked_ids]
+        picked = rng.choice(len(found), max(size, 0), replace=False)
         return [found[index] for index in sorted(picked.tolist())]
+
+    def odds(self, size: int) -> Mapping[str, Odds]:
+        active = [member.tier for member in self.members.values() if member.active]
+        return odds(self._draw, {tier.name: active.count(tier.name) for tier in self.tiers}, size)
 
     def everyone(self, round: int) -> Iterator[Client]:
         active = (member for member in self.members.values() if member.active)
@@ -151,12 +180,16 @@ class Roster:
         return {"clients": self.clients, "nodes": names, "tiers": self.counts()}
 
     def state(self) -> dict[str, Any]:
-        return {id: asdict(member) for id, member in self.members.items()}
+        secret = {} if self._secret is None else {SECRET: {"seed": self._secret}}
+        return {**secret, **{id: asdict(member) for id, member in self.members.items()}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.members = {}
         known = {tier.name for tier in self.tiers}
-        for fields in state.values():
+        for id, fields in state.items():
+            if id == SECRET:
+                self._secret = int(fields["seed"])
+                continue
             member = Member(**fields)
             if member.tier in known:
                 self.add(member)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from potluck.core import NOTHING, Examples, InputError, SettingsError
 from potluck.data import Source
@@ -24,10 +24,14 @@ from potluck.federation.status import StatusFile
 from potluck.ledger import RunFolder
 from potluck.run import config, toml
 from potluck.run.assemble import Setup
-from potluck.run.loop import ProgressListener
+from potluck.run.devices import Devices
 from potluck.run.result import Result
-from potluck.run.session import RUNS, Silent, folder_name, manifest, mark, run_in_folder
+from potluck.run.session import RUNS, folder_name, manifest, mark, run_in_folder
 from potluck.run.settings import Experiment
+from potluck.run.watch import Watch
+
+if TYPE_CHECKING:
+    from potluck.secure.protocol import Identities
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +43,13 @@ class PreparedFederation:
     roster: Roster
 
 
-def prepare(experiment: Experiment, name: str, method: Any = None) -> PreparedFederation:
-    """Builds the networks and the charter, and reads the files that the server has; refuses mistakes."""
+def prepare(
+    experiment: Experiment, name: str, method: Any = None, identities: Identities | None = None
+) -> PreparedFederation:
+    """Builds the networks and the charter, and reads the files that the server has; refuses mistakes.
+
+    `identities`, for [secure], are those of the server's kit; seeded ones are for tests without kits.
+    """
     experiment = _fill_in(experiment)
     nodes = experiment.nodes
     method = method if method is not None else config.method(experiment.method, experiment.local)
@@ -54,9 +63,11 @@ def prepare(experiment: Experiment, name: str, method: Any = None) -> PreparedFe
         rows = _read(nodes.public, "nodes.public", experiment)
         compare_source(rows, nodes, nodes.public)
         public, checksum = rows.train, public_checksum(rows)
-    roster = Roster(experiment.seed, nodes.misses)
-    setup = make_setup(experiment, method, server_data(test, public, nodes.classes or 0), roster)
-    setup = replace(setup, context=replace(setup.context, counts=roster.samples))
+    central = experiment.privacy.enabled and experiment.privacy.where == "server"
+    roster = Roster(experiment.seed, nodes.misses, experiment.fleet.draw, secret=central)
+    setup = make_setup(experiment, method, server_data(test, public, nodes.classes or 0), roster, identities)
+    setup = replace(setup, context=replace(setup.context, counts=roster.samples, own_noise=True))
+    roster.devices = Devices(experiment).of_tiers(roster.tiers, experiment.local.batch)
     return PreparedFederation(setup, write_charter(setup, name, checksum), roster)
 
 
@@ -80,20 +91,21 @@ def serve(
     transport: Callable[[Path], Transport],
     expected: Callable[[], Mapping[str, str]],
     out: Path | None = None,
-    watch: ProgressListener | None = None,
+    watch: Watch | None = None,
 ) -> Result:
     """Runs a federation to its end, in a run folder; goes on with the run that the folder holds.
 
     `transport` starts the transport; it gets a folder for large messages on their way. `expected` gives the names of
     the nodes that are admitted, by id.
     """
-    setup, listener = federation.setup, watch or Silent()
+    # Another name for each process: no two sums of a federation share a mask, also if a round is done again.
+    setup = replace(federation.setup, session_label=os.urandom(16).hex())
     path = out or default_folder(setup.experiment)
     host: list[Host] = []
 
     def start(setup: Setup) -> Engine:
         engine = _engine(federation, transport)
-        host.append(_host(federation, engine, expected, listener, path))
+        host.append(_host(federation, engine, expected, watch, path))
         return engine
 
     resumed = (path / "manifest.json").exists()
@@ -106,7 +118,7 @@ def serve(
         host[0].remote.terms = replace(host[0].remote.terms, oldest=lambda: min(opened.checkpoints.rounds(), default=0))
         return opened
 
-    result = run_in_folder(setup, folder, listener, resumed, start, lambda result: host[0].end("done"))
+    result = run_in_folder(setup, folder, watch, resumed, start, lambda result: host[0].end("done"))
     with suppress(OSError):
         (path / StatusFile.NAME).unlink()
     return result
@@ -155,15 +167,15 @@ def _host(
     federation: PreparedFederation,
     engine: Remote,
     expected: Callable[[], Mapping[str, str]],
-    listener: ProgressListener,
+    watch: Watch | None,
     path: Path,
 ) -> Host:
     status = StatusFile(path)
 
     def tell(nodes: Sequence[NodeState], waiting: str) -> None:
         status.write(nodes, waiting, os.getpid())
-        if isinstance(listener, HostListener):
-            listener.nodes(nodes, waiting)
+        if isinstance(watch, HostListener):
+            watch.nodes(nodes, waiting)
 
     host = Host(engine, federation.charter, federation.roster, federation.setup.experiment.nodes, expected, tell)
     host.notes = engine.notes  # the loop shows them

@@ -1,12 +1,12 @@
-"""The price of work on a device: modelled seconds and joules, and the widest network that a device can train."""
+"""The price of work on a device: modelled seconds and joules, and the largest network that a device can train."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from potluck.core import Cost, SettingsError, Work
+from potluck.core import Cost, Depth, SettingsError, Work
 from potluck.fleet.profiles import Profile
 
 
@@ -52,7 +52,7 @@ class Requirements:
 def requirements(work: Work, profile: Profile, budget: Budget) -> Requirements:
     """What a round with such steps needs on this device."""
     cost = Cost(work.parameter_bytes, work.parameter_bytes, budget.steps * work.flops)
-    memory = (2 + budget.slots) * work.parameter_bytes + work.activation_bytes
+    memory = needed_memory((2 + budget.slots) * work.parameter_bytes + work.activation_bytes, profile)
     return Requirements(memory, price(cost, profile).seconds)
 
 
@@ -62,17 +62,46 @@ def fits(work: Work, profile: Profile, budget: Budget) -> bool:
     return needed.memory <= budget.memory * profile.memory and needed.seconds <= budget.seconds
 
 
-def widest_that_fits(widths: Iterable[float], work: Callable[[float], Work], profile: Profile, budget: Budget) -> float:
-    """The largest of these widths with which a round fits the budget; `work(width)` is the work of one step."""
-    ranked = sorted(widths, reverse=True)
-    for width in ranked:
-        if fits(work(width), profile, budget):
-            return width
-    least = requirements(work(ranked[-1]), profile, budget)
+def needed_memory(modelled: int, profile: Profile) -> int:
+    """The bytes that training takes on this device, by the modelled ones."""
+    return modelled if profile.memory_factor == 1 else round(modelled * profile.memory_factor)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A part of a network that a device may train. None: all of it."""
+
+    width: float | None = None
+    depth: Depth = None
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """What it limits, and what to call the least of it."""
+        if self.depth is None:
+            return "width fits", f"the narrowest, {self.width:g},"
+        if self.width is None:
+            return "depth fits", f"the shallowest, {self.depth},"
+        return "width and depth fit", f"the smallest, width {self.width:g} and depth {self.depth},"
+
+
+def largest_that_fits(
+    cuts: Sequence[Cut], work: Callable[[Cut], Work], device: Callable[[Cut], Profile], budget: Budget
+) -> Cut:
+    """The first of these cuts, largest first, with which a round fits the budget.
+
+    `work(cut)` is the work of one step, and `device(cut)` the device as it is for such steps.
+    """
+    for cut in cuts:
+        if fits(work(cut), device(cut), budget):
+            return cut
+    profile = device(cuts[-1])
+    least = requirements(work(cuts[-1]), profile, budget)
     time = "" if math.isinf(budget.seconds) else f" and {budget.seconds:g} s"
+    none, last = cuts[-1].words
+    remedy = "raise" if cuts[-1].width is None else "add a narrower one to fleet.widths or raise"
     raise SettingsError(
-        f"no width fits the profile '{profile.name}': the narrowest, {ranked[-1]:g}, takes "
+        f"no {none} the profile '{profile.name}': {last} takes "
         f"{least.memory / 1e6:,.1f} MB and {least.seconds:,.1f} s "
         f"of {budget.memory * profile.memory / 1e6:,.1f} MB{time}; "
-        "add a narrower one to fleet.widths or raise fleet.seconds or fleet.memory."
+        f"{remedy} fleet.seconds or fleet.memory."
     )

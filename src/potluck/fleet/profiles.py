@@ -1,8 +1,9 @@
 """Device profiles: memory, speed, network and power of a kind of device, modelled from public specifications.
 
-No figure here was measured. Peak FLOP/s = FP32 operations per cycle (a fused multiply-add counts two) x clock x cores;
-training reaches a small part of it, because phones throttle and small batches leave arithmetic units idle. How small a
-part, the network speeds and the watts are assumptions: replace them by measurements of your own devices if you can.
+No figure here was measured (`measured.py` is for those that were). Peak FLOP/s = FP32 operations per cycle (a fused
+multiply-add counts two) x clock x cores; training reaches a small part of it, because phones throttle and small batches
+leave arithmetic units idle. How small a part, the network speeds and the watts are assumptions: replace them by
+measurements of your own devices if you can (`potluck measure`).
 """
 
 from __future__ import annotations
@@ -11,11 +12,16 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal, TypeAlias
 
 from potluck.core import SettingsError
 
 GB = 1_000_000_000
 MBIT = 1_000_000
+
+Basis: TypeAlias = Literal["modelled", "measured", "fitted", "other network", "drawn"]
+"""What speed and memory rest on: public specifications; a measurement of this very step; a fit to measurements of other
+sizes of the network; measurements of another network; a draw from fleet.file."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,10 @@ class Profile:
     """Power while sending or receiving, above idle."""
     source: str
     """Where the figures come from."""
+    memory_factor: float = 1.0
+    """Memory that training takes, as a multiple of the modelled bytes."""
+    basis: Basis = "modelled"
+    """What `flops` and `memory_factor` rest on."""
 
 
 _ALL = (
@@ -75,10 +85,10 @@ PROFILES: Mapping[str, Profile] = MappingProxyType({each.name: each for each in 
 """Every profile that a tier can name."""
 
 
-def profile(name: str) -> Profile:
-    """The profile of this name."""
+def profile(name: str, setting: str = "tier.profile") -> Profile:
+    """The built-in profile of this name, which this setting has."""
     if name not in PROFILES:
         near = difflib.get_close_matches(name, PROFILES, 1)
         hint = f"Did you mean '{near[0]}'?" if near else f"There are {', '.join(PROFILES)}."
-        raise SettingsError(f"tier.profile = '{name}' is not known. {hint}")
+        raise SettingsError(f"{setting} = '{name}' is not known. {hint}")
     return PROFILES[name]

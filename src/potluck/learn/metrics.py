@@ -1,6 +1,7 @@
 """Scores other than accuracy, from counts that can be added over examples and devices.
 
-Conventions follow scikit-learn and seqeval: zero divided by zero is 0.
+The results are those of scikit-learn, seqeval and NumPy (docs/fidelity.md), which need the rows: zero divided by zero
+is 0.
 """
 
 from __future__ import annotations

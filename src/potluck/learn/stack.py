@@ -32,7 +32,12 @@ _PLAIN = (nn.Linear, nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.Identity, nn.Flat
 
 
 def can_stack(net: nn.Module) -> bool:
-    """Whether a network can be stacked: it has only linear layers, activations and flattening."""
+    """Whether a network can be stacked: it has only linear layers, activations and flattening.
+
+    A forward of one's own cannot: it may count dimensions, or look at the numbers of a batch.
+    """
+    if any(type(layer).__module__.split(".")[0] not in ("torch", "potluck") for layer in net.modules()):
+        return False
     leaves = [layer for layer in net.modules() if next(layer.children(), None) is None]
     return next(net.buffers(), None) is None and all(isinstance(leaf, _PLAIN) for leaf in leaves)
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from potluck.core import (
+    Client,
     ClientWork,
     Device,
     Edit,
@@ -34,6 +35,7 @@ class LocalTraining:
     """The client side that most methods share (``train`` and ``score``), and defaults for the server side."""
 
     local: Local = Local()
+    """How clients train, where it differs from [local]: `local = {lr = 0.05}`."""
 
     @on_client
     def train(self, task: Task, device: Device) -> ClientWork:
@@ -122,6 +124,10 @@ class LocalTraining:
     def ready(self, state: Any, now: Round) -> Any:
         """The state to score; by default, unchanged."""
         return state
+
+    def can_train(self, client: Client, zoo: Zoo) -> bool:
+        """Whether this client can train the model that it is served; by default, every client can."""
+        return True
 
     def complete(
         self, served: Model | None, memory: Mapping[str, Any], labels: Sequence[int], zoo: Zoo

@@ -13,13 +13,13 @@ from potluck.ledger.errors import (
     UnreadableSettings,
 )
 from potluck.ledger.files import read_regular, remove_partial_files, write_atomically
-from potluck.ledger.folder import RunFiles, RunFolder, planned_rounds, read_run
+from potluck.ledger.folder import VOCABULARY, RunFiles, RunFolder, planned_rounds, read_run
 from potluck.ledger.journal import Journal, read_journal, replace_nonfinite
-from potluck.ledger.lock import Lock, process_in
+from potluck.ledger.lock import Lock, owner_of, process_in
 from potluck.ledger.memories import Memories
 
 __all__ = [
-    "CheckpointError", "Checkpoints", "DamagedRecord", "FolderError", "Journal", "LedgerError", "Lock", "Memories",
-    "MissingRun", "RunFiles", "RunFolder", "UnreadableSettings", "planned_rounds", "process_in", "read_journal",
-    "read_regular", "read_run", "remove_partial_files", "replace_nonfinite", "write_atomically",
+    "VOCABULARY", "CheckpointError", "Checkpoints", "DamagedRecord", "FolderError", "Journal", "LedgerError", "Lock",
+    "Memories", "MissingRun", "RunFiles", "RunFolder", "UnreadableSettings", "owner_of", "planned_rounds", "process_in",
+    "read_journal", "read_regular", "read_run", "remove_partial_files", "replace_nonfinite", "write_atomically",
 ]  # fmt: skip

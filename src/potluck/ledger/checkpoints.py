@@ -1,4 +1,10 @@
-"""Checkpoints: the state after a round, in files whose checksum is verified before use."""
+"""Checkpoints: the state after a round, in files whose checksum is verified before use.
+
+The file is ``checkpoints/round-<round>.ckpt``, with six digits or more, and a file with a checksum (see below). Its
+header has ``kind`` = "checkpoint", the ``round``, the ``mark`` of the run, and ``needs``: how many bytes of the
+journals and how many memories belong to it. The payload is one message (docs/wire.md) with the method's state, the
+newest scores and the progress: totals, strikes, counted uploads. Nothing in it is pickled.
+"""
 
 from __future__ import annotations
 

@@ -11,6 +11,10 @@ class LedgerError(Exception):
 
     exit_code = 1
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows of it: one line."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class MissingRun(LedgerError):
     """A folder that is not a run."""

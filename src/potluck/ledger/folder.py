@@ -1,5 +1,20 @@
 """The run folder: everything that is known of one run, and all that is needed to continue it.
 
+- `settings.toml`: the complete settings, every default included. `potluck run` with this file repeats the run.
+- `manifest.json`: what the run is, where it ran and how it ended. A folder with it is a run.
+- `ledger.jsonl`: an event on each line: tasks, rounds, costs, warnings. Written when a checkpoint is.
+- `scores.jsonl`: on each line, the scores after a round.
+- `checkpoints/`: the state after the newest rounds, from which `potluck resume` goes on.
+- `memory/`: what clients keep between rounds, if the method has them keep something.
+- `vocabulary.json`: for texts, the tokens and their ids, so that an exported model can read texts.
+- `holdings.json`: how many rows of each label clients hold, of at most some hundred clients; not between real nodes.
+- `features.json`: with score.features, how alike the tiers' features are.
+- `live.jsonl`: what happens as it happens, for `potluck board`. A resumed run begins it anew; `run.live = false`
+  leaves it out.
+- `track.json`: with [track], which runs of the trackers belong to this one.
+- `report.html`: the report, if one was written.
+- `lock`: names the process that holds the folder.
+
 `RunFolder` is for the process that runs; `read_run` is for readers, who lock and change nothing.
 """
 
@@ -41,7 +56,7 @@ SCHEMA = 2
 READABLE_SCHEMAS = (1, 2)
 """Schemas whose manifest, settings and journals are as today; only the newest can be resumed."""
 SETTINGS, MANIFEST, EVENTS, SCORES = "settings.toml", "manifest.json", "ledger.jsonl", "scores.jsonl"
-FEATURES = "features.json"
+FEATURES, LIVE, VOCABULARY, HOLDINGS = "features.json", "live.jsonl", "vocabulary.json", "holdings.json"
 _CHECKPOINTS, _MEMORY = "checkpoints", "memory"
 _FIXED_FIELDS = ("schema", "mark", "keep")
 _SAVED = "saved"
@@ -64,10 +79,21 @@ class RunFolder:
         self._saved = False
 
     @classmethod
-    def create(cls, path: Path, settings: str, manifest: Mapping[str, Any], mark: str, keep: int = 2) -> RunFolder:
+    def create(
+        cls,
+        path: Path,
+        settings: str,
+        manifest: Mapping[str, Any],
+        mark: str,
+        keep: int = 2,
+        vocabulary: bytes = b"",
+        holdings: bytes = b"",
+    ) -> RunFolder:
         """Starts a new run in a folder that holds none.
 
         `mark` identifies model and settings (see `Checkpoints`). It and `keep` are written to the manifest, for `open`.
+        `vocabulary` is the text of ``vocabulary.json``, if the run's inputs are texts; `holdings` that of
+        ``holdings.json``, if clients are simulated.
         """
         make_folder(path)
         lock = Lock(path / "lock")
@@ -76,6 +102,10 @@ class RunFolder:
             folder = cls(path, lock, mark, keep)
             folder._remove_partial_files()
             write_atomically(path / SETTINGS, settings.encode())
+            if vocabulary:
+                write_atomically(path / VOCABULARY, vocabulary)
+            if holdings:
+                write_atomically(path / HOLDINGS, holdings)
             # Last, because the manifest makes it a run: a process killed before this can simply start again.
             folder._write_manifest(manifest)
             return folder
@@ -145,6 +175,8 @@ class RunFolder:
         self.journal.drop_after(last)
         self.scores.drop_after(last)
         self.memories.forget_after(last)
+        with suppress(OSError):
+            os.unlink(self.path / LIVE)  # it tells of the process that was stopped
         self.prune()  # the process may have been killed before that
         return found
 
@@ -224,7 +256,7 @@ def _refuse_other_run(path: Path, settings: str) -> None:
         there = os.listdir(path)
     except OSError as fault:
         raise os_error(path, "cannot look into the folder", fault) from fault
-    held = [name for name in (MANIFEST, EVENTS, SCORES, _CHECKPOINTS, _MEMORY) if name in there]
+    held = [name for name in (MANIFEST, EVENTS, SCORES, LIVE, _CHECKPOINTS, _MEMORY) if name in there]
     kept = path / SETTINGS
     other = SETTINGS in there and read_regular(kept) != settings.encode()
     if held:
@@ -249,6 +281,10 @@ class RunFiles(NamedTuple):
     def features(self) -> dict[str, Any]:
         """What was measured of the tiers' networks at the end; empty if nothing was."""
         return _read_json(self.path / FEATURES) if os.path.lexists(self.path / FEATURES) else {}
+
+    def holdings(self) -> dict[str, Any]:
+        """How many rows of each label clients hold; empty if that was not recorded."""
+        return _read_json(self.path / HOLDINGS) if os.path.lexists(self.path / HOLDINGS) else {}
 
 
 def read_run(path: Path) -> RunFiles:

@@ -7,7 +7,7 @@ import json
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from potluck.ledger.errors import FolderError, os_error, printable
 from potluck.ledger.files import NotRegular, not_regular, open_regular
@@ -142,6 +142,44 @@ def process_in(folder: Path) -> int | None:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return None  # it was left by a process that died
     return int(owner["pid"])
+
+
+class Owner(NamedTuple):
+    """The process that a lock file names."""
+
+    pid: int
+    host: str
+    here: bool
+    """Whether it is a process of this machine."""
+
+
+def owner_of(folder: Path) -> Owner | None:
+    """The process that holds the lock of a folder; None if nobody does. Of other machines, what the file says counts.
+
+    The lock itself is not touched, as `process_in` does for a moment: who looks every second must not get in the way of
+    a run that starts.
+    """
+    path = folder / "lock"
+    owner = _owner(path)
+    pid, host = owner.get("pid"), owner.get("host")
+    if type(pid) is not int or not isinstance(host, str) or not _owner_may_run(path):
+        return None
+    here = host == _host()
+    return Owner(pid, host, here) if not here or _has_open(pid, path) else None
+
+
+def _has_open(pid: int, path: Path) -> bool:
+    """Whether a process has this file open, as far as can be seen: its id may be that of a process that died before."""
+    try:
+        wanted = os.stat(path)
+        handles = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return os.path.lexists(path)  # no such list on this platform, or it is another user's process
+    for handle in handles:
+        with suppress(OSError):
+            if os.path.samestat(os.stat(f"/proc/{pid}/fd/{handle}"), wanted):
+                return True
+    return False
 
 
 def _in_use(path: Path, remedy: str = "") -> FolderError:

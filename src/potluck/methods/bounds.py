@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from potluck.core import SERVER, Client, ContractSettings, Facts, Model, Round, Spec, Zoo
+from potluck.core import Client, ContractSettings, Facts, Round, Spec, Zoo
 from potluck.methods.bases.private_head import PrivateHead
-from potluck.methods.fedavg import AveragedState
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class AllSmall(PrivateHead):
 class ExclusiveFL(PrivateHead):
     """Only clients that can train the largest tier's network take part.
 
-    The other clients have no model: the server's is too large for them.
+    The other clients use that network too, although they cannot train it. It knows nothing of their data.
     """
 
     contract = ContractSettings(as_fedavg={})
@@ -51,12 +50,11 @@ class ExclusiveFL(PrivateHead):
     def target(self, zoo: Zoo) -> Spec:
         return zoo.tiers[-1].spec
 
+    def can_train(self, client: Client, zoo: Zoo) -> bool:
+        return client.tier.spec == self.target(zoo)
+
     def pick(self, now: Round) -> Sequence[Client]:
         def strong(client: Client) -> bool:
-            return client.tier.spec == self.target(now.zoo)
+            return self.can_train(client, now.zoo)
 
         return now.recruit(strong) if self.sampling == "eligible" else [c for c in now.cohort if strong(c)]
-
-    def serve(self, state: AveragedState, client: Client, zoo: Zoo) -> Model | None:
-        strong = client.id == SERVER or client.tier.spec == self.target(zoo)
-        return super().serve(state, client, zoo) if strong else None

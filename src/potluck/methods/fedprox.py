@@ -22,6 +22,7 @@ class FedProx(FedAvg):
     contract = ContractSettings(as_fedavg={"mu": 0.0})
 
     mu: float = 0.1
+    """The strength of the proximal term, which holds a client near the model that it got; 0: none."""
 
     def edits(self, task: Task, device: Device) -> Sequence[Edit]:
         return (ProximalTerm(self.start(task, device).arrays, self.mu),) if self.mu else ()

@@ -30,6 +30,7 @@ from potluck.core import (
     Device,
     Edit,
     Expected,
+    Facts,
     Fit,
     Loss,
     Model,
@@ -65,6 +66,7 @@ from potluck.parts import WHOLE, OverlapMean, Part, index, place
 class FedSkel(PersonalModels):
     """Clients exchange their most active filters, and every few rounds the whole network."""
 
+    facts = Facts(units=True, memory=True, sums=False)
     contract = ContractSettings(as_fedavg={"cut": 0.0, "weighting": "samples", "label_mask": False}, tiers="width")
 
     cut: float = 0.5

@@ -27,6 +27,7 @@ from potluck.core import (
     Device,
     Edit,
     Expected,
+    Facts,
     Fit,
     Grads,
     Model,
@@ -57,6 +58,7 @@ from potluck.parts import WHOLE, OverlapMean, Replace, part
 class Hermes(PersonalModels):
     """Every client prunes its own network, unit by unit; overlapping entries are averaged."""
 
+    facts = Facts(units=True, memory=True, sums=False)
     contract = ContractSettings(as_fedavg={"threshold": 2.0, "sparsity": 0.0, "weighting": "samples"}, tiers="width")
 
     keep: float = 0.5

@@ -44,7 +44,9 @@ class MOON(FedAvg):
     contract = ContractSettings(as_fedavg={"mu": 0.0})
 
     mu: float = 1.0
+    """The weight of the contrastive loss; 0: none."""
     temperature: float = 0.5
+    """The temperature of the contrastive loss; above 0."""
 
     @property
     def facts(self) -> Facts:

@@ -79,7 +79,9 @@ class Momentum(_StepRule):
     slot_names: ClassVar[tuple[str, ...]] = ("m",)
     name: Literal["momentum"] = "momentum"
     lr: float = 1.0
+    """The server's learning rate."""
     beta: float = 0.9
+    """The share of the last momentum that is kept."""
 
     def update(self, old: Tensors, step: Tensors, had: Mapping[str, Tensors]) -> tuple[Tensors, dict[str, Tensors]]:
         m = torch._foreach_mul(had["m"], self.beta)
@@ -92,9 +94,13 @@ class _Adaptive(_StepRule):
     """An adaptive rule with moments m and v of each entry: whole <- whole + lr m / (sqrt(v) + tau)."""
 
     lr: float = 0.1
+    """The server's learning rate."""
     beta1: float = 0.9
+    """The share of the last m, the mean of the steps, that is kept."""
     beta2: float = 0.99
+    """The share of the last v, the mean of the squared steps, that is kept; Adagrad does not use it."""
     tau: float = 1e-3
+    """What is added to the root of v: the larger, the less the rule adapts."""
     v0: float = 0.0
     """v before the first step; Reddi et al. start at tau squared."""
 
@@ -153,10 +159,15 @@ class AdamW(_StepRule):
     slot_names: ClassVar[tuple[str, ...]] = ("m", "v", "steps")
     name: Literal["adamw"] = "adamw"
     lr: float = 1e-3
+    """The server's learning rate."""
     beta1: float = 0.9
+    """The share of the last mean of the steps that is kept."""
     beta2: float = 0.999
+    """The share of the last mean of the squared steps that is kept."""
     eps: float = 1e-6
+    """What is added to the root of the mean square, so that nothing is divided by zero."""
     weight_decay: float = 0.0
+    """The share of each weight, times the learning rate, that every step takes away."""
 
     def update(self, old: Tensors, step: Tensors, had: Mapping[str, Tensors]) -> tuple[Tensors, dict[str, Tensors]]:
         steps = torch._foreach_add(had["steps"], 1)

@@ -1,15 +1,52 @@
-"""Cost accounting: writes the cost and the outcome of every task into the ledger."""
+"""The ledger, with the costs of every task: one JSON object per line, with its kind (``event``) and its round.
+
+Rounds count from 1. Seconds, FLOPs, memory and joules under ``modelled`` follow from the task and the device's
+profile; if that rests on measurements (`potluck measure`) or on fleet.file, a `basis` there says which: measured,
+fitted, other network, drawn. What stands under ``measured`` was measured here. A number that is not finite is null. The
+events:
+
+- `task`, for every task of a committed round, or of an attempt at one: `round`; `client` and its `tier` (for the
+  server's own work, both are "server"); `verb`, what it was asked to do; `key`, which of several such tasks;
+  `outcome`: accepted, absent (no answer) or quarantined (refused at the gate), with the `reason`; `measured`, with
+  `bytes_down`, `bytes_up` and `seconds`; `modelled`, with `flops`, `memory` in bytes, `seconds` and `joules`; the
+  training `loss`; `samples`, the weight of the reply. Of the server's own tasks also other `metrics`. In an attempt
+  that failed, also `attempt`.
+- `round`, for every committed round: `round`; `seconds` that it took here; `sent` tasks and `accepted` replies;
+  `coverage`, the share of the server's weights that were trained; the mean training `loss`; `device_seconds`,
+  modelled, of the slowest device; `round_seconds`, with the server's own work; both with the attempts that failed
+  before. If parts of the model are trained, `least`: how often the least trained unit was trained so far.
+- `attempt`, for an attempt at a round that missed its quorum: `round`, `attempt` (from 1), `seconds`, `sent`,
+  `accepted`, `device_seconds` and `round_seconds`.
+- `coverage`, if parts of the model are trained: `round`; `groups`, how often each unit of each axis group was trained.
+- `gate`, if the gate's limits follow from earlier replies: `round`; `limits` by kind of reply.
+- `privacy`, under [privacy]: `round`, `clip`, `noise`, `delta`; `epsilon_each` of one upload; `uploads` of the client
+  that uploaded most, and the `epsilon` of all of these.
+- `secure`, under [secure], for each secure sum: `round`; how many clients were `asked` and have `uploaded`; how many
+  `blocks` there were, how many could be `planned` and were `opened`; the `entries` of all of them, and the
+  `opened_entries`.
+- `charge`, under [privacy], before a client is asked for an update: `round` is always 0; its `number`; the `client`;
+  the round that it is `of`. So uploads are counted even if the process dies.
+- `nodes`, in a federation between machines: `round`; `nodes`, each with `client` (its id), `name`, `tier`, whether it
+  is `there`, was `asked` and has `answered`, and its `bytes_down` and `bytes_up`.
+- `warning`, for what the run warned of: `round` and `text`.
+
+If the server adds the noise ([privacy] where = "server"), `privacy` has other fields: `round`, `where`, `mechanism`,
+`neighbours` (which data sets epsilon compares), the `clip` of the next round, `noise`, `delta`, the `releases` so far
+and their `epsilon`; `draw` and the largest `rate` at which a client is drawn or, for noise on prefix sums, `uploads` of
+the client that was asked most often. Then `charge` is written once for each sum, before noise is added. Its `client` is
+"server", and it has the `rate`, or `asked`, the clients of the round.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from potluck.core import EMPTY, SERVER, Client, Cost, Tier, Zoo
 from potluck.engines import LedgerEntry, RoundSession
-from potluck.fleet import Price, price, profile
+from potluck.fleet import Price, Profile, needed_memory, price, profile
 from potluck.ledger import Journal, replace_nonfinite
 
 
@@ -28,11 +65,15 @@ class Progress:
     """How often each client uploaded an update; counted only with [privacy]."""
     charges: int = 0
     """The number of the last charge in the ledger that `uploads` includes."""
+    central: dict[str, Any] = field(default_factory=dict)
+    """Under [privacy] where = "server": what was released, and what the noise of later rounds depends on."""
     tried: list[dict[str, Any]] = field(default_factory=list)
     """The ledger's lines of the attempts at the next round that missed their quorum."""
     stopped: bool = False
     usual: dict[str, list[float]] = field(default_factory=dict)
     """Numbers of replies that the gate accepted, on which its limits depend."""
+    secured: dict[str, int] = field(default_factory=dict)
+    """Of all secure sums: how many `entries` there were, and how many of them were `opened`."""
     clients: dict[str, Any] = field(default_factory=dict)
     """The roster of a federation of real nodes; empty in a simulation."""
 
@@ -42,11 +83,15 @@ class Progress:
         return sum(line["event"] == "attempt" for line in self.tried)
 
 
+def _tier_device(client: Client) -> Profile:
+    return profile(client.tier.profile)
+
+
 class CostAccounting:
     """Writes costs into the ledger and adds up the totals."""
 
-    def __init__(self, journal: Journal, zoo: Zoo) -> None:
-        self.journal, self.zoo = journal, zoo
+    def __init__(self, journal: Journal, zoo: Zoo, device: Callable[[Client], Profile] = _tier_device) -> None:
+        self.journal, self.zoo, self.device = journal, zoo, device
 
     def round(self, progress: Progress, session: RoundSession, clients: Sequence[Client], seconds: float) -> None:
         """Records a committed round: its tasks, then the round itself, with the time of attempts that failed."""
@@ -105,12 +150,16 @@ class CostAccounting:
         Each does its tasks one after the other. The server's own work has separate totals. `facts` are put into each
         line, and `lines` gets a copy of them all.
         """
-        tiers = {client.id: client.tier for client in clients}
+        known = {client.id: client for client in clients}
+        devices: dict[str, Profile] = {}
         spent: dict[str, float] = {}
         for entry in entries:
-            tier, cost = tiers.get(entry.task.to), _wire_cost(entry)
-            paid = price(cost, profile(tier.profile if tier else "server"))
-            line = {**_line(progress.done, entry, cost, tier, paid), **facts}
+            id, cost = entry.task.to, _wire_cost(entry)
+            client = known.get(id)
+            if id not in devices:
+                devices[id] = self.device(client) if client else profile("server")
+            paid = price(cost, devices[id])
+            line = {**_line(progress.done, entry, cost, client.tier if client else None, paid, devices[id]), **facts}
             self.journal.append(line)
             if lines is not None:
                 lines.append(line)
@@ -150,7 +199,9 @@ def _wire_cost(entry: LedgerEntry) -> Cost:
     return replace(entry.cost, bytes_down=0, bytes_up=0) if entry.task.to == SERVER else entry.cost
 
 
-def _line(done: int, entry: LedgerEntry, cost: Cost, tier: Tier | None, paid: Price) -> dict[str, Any]:
+def _line(done: int, entry: LedgerEntry, cost: Cost, tier: Tier | None, paid: Price, device: Profile) -> dict[str, Any]:
+    memory = needed_memory(cost.memory, device)
+    basis = {} if device.basis == "modelled" else {"basis": device.basis}
     line = {
         "event": "task",
         "round": done,
@@ -161,7 +212,7 @@ def _line(done: int, entry: LedgerEntry, cost: Cost, tier: Tier | None, paid: Pr
         "outcome": entry.verdict,
         "reason": entry.reason,
         "measured": {"bytes_down": cost.bytes_down, "bytes_up": cost.bytes_up, "seconds": cost.seconds},
-        "modelled": {"flops": cost.flops, "memory": cost.memory, "seconds": paid.seconds, "joules": paid.joules},
+        "modelled": {"flops": cost.flops, "memory": memory, "seconds": paid.seconds, "joules": paid.joules, **basis},
         "loss": _loss(entry),
         "samples": entry.weight,
     }

@@ -14,7 +14,9 @@ import torch
 from potluck.core import (
     SERVER,
     Client,
+    Depth,
     Examples,
+    Local,
     Newborn,
     Problem,
     ResourceError,
@@ -30,11 +32,12 @@ from potluck.core import (
 )
 from potluck.data import OWN, Federation, Source, load, load_public
 from potluck.engines import ClientData, RoundSession, SimulationContext, TaskEnvelope, TaskResult, usable_cores
-from potluck.fleet import Budget, Clients, Population, profile, widest_that_fits
+from potluck.fleet import Budget, Clients, Cut, Population, largest_that_fits, profile, tier_ends
 from potluck.learn import Classify, NextToken, Regress, Tag
-from potluck.models import ModelZoo, check, make_spec, tier_spec, widths_by_group
-from potluck.run import config, privacy
-from potluck.run.data_record import DataRecord, fingerprint
+from potluck.models import ModelZoo, check, make_spec, tier_spec, uncut, widths_by_group
+from potluck.run import config, privacy, secure
+from potluck.run.data_record import DataRecord, fingerprint, input_facts
+from potluck.run.devices import Devices, depths, is_measured
 from potluck.run.settings import Experiment, TierSettings
 
 
@@ -53,12 +56,12 @@ class FederationDatasets:
 
     def __init__(self, federation: Federation, population: Population) -> None:
         self.public = federation.public
-        self._federation, self._population = federation, population
+        self.federation, self._population = federation, population
         everything = tuple(range(federation.classes))
         self._server_data = Splits(federation.public, federation.validation, federation.test, everything)
 
     def shard(self, client: str) -> ClientData:
-        return self._server_data if client == SERVER else self._federation.shard(self._population.index(client))
+        return self._server_data if client == SERVER else self.federation.shard(self._population.index(client))
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +78,8 @@ class Setup:
     """Another data set, of which the public rows are."""
     samples: int = 0
     """Mean number of training rows per client, rounded up."""
+    session_label: str = ""
+    """Names the run in secure sums; empty: the experiment's name."""
 
     @property
     def server(self) -> Client:
@@ -149,22 +154,43 @@ def assemble(
     refuse_unlabelled(method, experiment)
     _refuse_deadline(experiment)
     public = public if public is not None else load_public(experiment.data)
-    federation = Federation(source, experiment.data, experiment.seed, public)
+    federation = Federation(source, experiment.data, experiment.seed, public, client_tiers(experiment))
     full, tiers = networks(experiment, source, federation.samples)
+    devices = Devices(experiment)
+    refuse_uncut(method, full)
     present = [tier for tier in tiers if not tier.absent]
     check(full, [tier.spec for tier in present])
     where, run = hardware(experiment), experiment.run
     zoo = ModelZoo(full, present, len(federation.public), where)
-    population = Population(tiers, federation.clients, experiment.fleet, experiment.seed)
+    found = devices.of_tiers(tiers, usual_batch(experiment, federation.samples))
+    population = Population(tiers, federation.clients, experiment.fleet, experiment.seed, found, devices.fit)
     method.check(zoo)
     datasets, problem = FederationDatasets(federation, population), learning_problem(source, zoo, experiment)
     mechanism = privacy.make_mechanism(experiment, method, zoo, population)
     context = SimulationContext(
         *(method, zoo, datasets, problem, experiment.seed, where, run.stack),
         *(run.precision, run.channels_last, run.streams, mechanism),
+        secure=secure.make_client(experiment, method, zoo),
         deadline=run.deadline,
     )
     return Setup(experiment, context, population, source.classes, source, public, federation.samples)
+
+
+def client_tiers(experiment: Experiment) -> list[str]:
+    """The tier of each client, which data.lean needs; empty without it."""
+    if not experiment.data.lean:
+        return []
+    if experiment.fleet.tiers != "fixed":
+        raise SettingsError(
+            f"data.lean = {experiment.data.lean:g} needs clients whose tier stays the same; "
+            f"leave fleet.tiers = '{experiment.fleet.tiers}' out."
+        )
+    ends = tier_ends([tier.share for tier in experiment.tier], experiment.data.clients)
+    return [
+        tier.name
+        for tier, start, end in zip(experiment.tier, [0, *ends], ends, strict=False)
+        for _ in range(start, end)
+    ]
 
 
 class NeedsData(Exception):
@@ -204,7 +230,7 @@ def assemble_without_data(experiment: Experiment, record: DataRecord, method: An
     blank = replace(blank, tokens=record.tokens, pad=record.pad, sep=record.sep)
     full, tiers = networks(experiment, blank, record.samples)
     zoo = ModelZoo(full, [tier for tier in tiers if not tier.absent], record.public)
-    population = Population(tiers, max(1, record.clients), experiment.fleet, experiment.seed)  # 0: real nodes
+    population = Population(tiers, max(1, record.clients), experiment.fleet, experiment.seed, {})  # 0: real nodes
     context = SimulationContext(method, zoo, NoDatasets(), Classify(record.classes), experiment.seed)
     return Setup(experiment, context, population, record.classes)
 
@@ -229,6 +255,7 @@ def describe_data(setup: Setup) -> DataRecord:
         samples=setup.samples,
         public=len(context.datasets.public),
         sha256=fingerprint(source, setup.public),
+        **input_facts(source),
     )
 
 
@@ -251,6 +278,16 @@ def refuse_unlabelled(method: Any, experiment: Experiment) -> None:
         f"{display_name(method)} learns labels of public rows, and those of data.public_from are of other classes; "
         "leave it out, or choose a method that needs no labels (`potluck list methods`)."
     )
+
+
+def refuse_uncut(method: Any, full: Spec) -> None:
+    """Refuses a network that cannot be cut under a method that works with its units."""
+    facts = facts_of(method)
+    if facts is not None and (facts.networks == "width" or facts.units) and (why := uncut(full)):
+        raise SettingsError(
+            f"{display_name(method)} works with the units of a network, and '{full.family}' cannot be cut: {why} "
+            "(`potluck list methods` shows those that cut nothing.)"
+        )
 
 
 def learning_problem(source: Source, zoo: Zoo, experiment: Experiment) -> Problem:
@@ -310,31 +347,61 @@ def networks(experiment: Experiment, source: Source, samples: int) -> tuple[Spec
 
 
 def _tier(settings: TierSettings, full: Spec, source: Source, experiment: Experiment, samples: int) -> Tier:
-    profile(settings.profile)
+    if not is_measured(settings.profile):
+        profile(settings.profile)
     where = f"tier '{settings.name}'"
     base = full if settings.model is None else _spec(settings.model, source, where)
     try:
-        base = tier_spec(base, depth=settings.depth)
-        given = settings.width if settings.width != "fit" else _widest_fit(settings, base, experiment, samples)
+        given, depth = _size(settings, base, experiment, samples)
+        base = tier_spec(base, depth=depth)
         width = None if given is None else widths_by_group(base, given)
         spec = tier_spec(base, width)
     except SettingsError as fault:
         raise SettingsError(f"{where}: {fault}") from None
     return Tier(
-        *(settings.name, settings.share, width, settings.depth, spec, settings.profile),
+        *(settings.name, settings.share, width, depth, spec, settings.profile),
         *(settings.server_lr, settings.absent),
     )
 
 
-def _widest_fit(settings: TierSettings, base: Spec, experiment: Experiment, samples: int) -> float:
-    """The largest width that the tier's device can train."""
-    local, fleet = experiment.local, experiment.fleet
-    slots = 2 if local.optimiser == "adam" else int(local.momentum > 0)
-    budget = Budget(local.count(samples), slots, fleet.memory, fleet.seconds or math.inf)
-    zoo, batch = ModelZoo(base), min(local.batch, max(samples, 1))
-    return widest_that_fits(
-        fleet.widths, lambda width: zoo.cost(tier_spec(base, width), batch), profile(settings.profile), budget
+def _size(
+    settings: TierSettings, base: Spec, experiment: Experiment, samples: int
+) -> tuple[float | Mapping[str, float] | None, Depth]:
+    """The tier's width and depth; those that are to "fit" are the largest that its device can train."""
+    width = settings.width if settings.width != "fit" else None
+    depth = settings.depth if settings.depth != "fit" else None
+    if "fit" not in (settings.width, settings.depth):
+        return width, depth
+
+    def part(cut: Cut) -> Spec:
+        spec = tier_spec(base, depth=cut.depth or depth)
+        cut_width = cut.width or width
+        return spec if cut_width is None else tier_spec(spec, widths_by_group(spec, cut_width))
+
+    local, fleet, devices, zoo = experiment.local, experiment.fleet, Devices(experiment), ModelZoo(base)
+    batch = usual_batch(experiment, samples)
+    widths = sorted(fleet.widths, reverse=True) if settings.width == "fit" else [None]
+    blocks = depths(base.depth) if settings.depth == "fit" else [None]
+    cuts = [Cut(width, depth) for width in widths for depth in blocks]
+    if settings.width == settings.depth:
+        cuts.sort(key=lambda cut: -zoo.cost(part(cut), batch).flops)
+    found = largest_that_fits(
+        cuts,
+        lambda cut: zoo.cost(part(cut), batch),
+        lambda cut: devices.to_fit(settings, part(cut), batch),
+        Budget(local.count(samples), optimiser_slots(local), fleet.memory, fleet.seconds or math.inf),
     )
+    return found.width or width, found.depth or depth
+
+
+def optimiser_slots(local: Local) -> int:
+    """Numbers that a client's optimiser keeps per parameter."""
+    return 2 if local.optimiser == "adam" else int(local.momentum > 0)
+
+
+def usual_batch(experiment: Experiment, samples: int) -> int:
+    """The rows of a client's batch, if it has so many samples."""
+    return min(experiment.local.batch, max(samples, 1))
 
 
 def _spec(model: Mapping[str, Any], source: Source, where: str) -> Spec:

@@ -3,6 +3,7 @@
 The order is one line of JSON on standard input. What the run tells goes back as messages, each one line of JSON: its
 rounds, its warnings and, last, how it ended. Nothing is pickled.
 
+    {"kind": "start", "folder": "...", "manifest": {...}, "done": 0}
     {"kind": "round", "done": 3, "scores": {...} or null, "totals": {...}}
     {"kind": "warning", "text": "..."}
     {"kind": "result", "result": {...} or null}     null: it diverged or lost its quorum, as its manifest says
@@ -24,15 +25,20 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 Message = dict[str, Any]
+ONGOING = ("start", "round", "warning")
+"""The kinds of messages after which more follow."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Blocked when the process starts, until it can heed them."""
 
 
 class Reporter:
-    """A progress listener that sends what it hears as messages."""
+    """A watch that sends what it hears as messages. How the run ended is sent apart."""
 
     def __init__(self, send: Callable[[Message], None]) -> None:
         self.send = send
+
+    def start(self, folder: Path, manifest: Mapping[str, Any], done: int) -> None:
+        self.send({"kind": "start", "folder": str(folder), "manifest": manifest, "done": done})
 
     def round(self, done: int, scores: Mapping[str, Any] | None, totals: Mapping[str, float]) -> None:
         self.send({"kind": "round", "done": done, "scores": scores, "totals": totals})
@@ -48,9 +54,10 @@ def carry_out(order: Mapping[str, Any], send: Callable[[Message], None]) -> None
     """
     from potluck.run import config
     from potluck.run.comparison import result_or_none
+    from potluck.run.watch import whole
 
     try:
-        result = result_or_none(config.experiment(order["experiment"]), Path(order["folder"]), Reporter(send))
+        result = result_or_none(config.experiment(order["experiment"]), Path(order["folder"]), whole(Reporter(send)))
     except Exception as fault:
         send({"kind": "error", "error": describe_error(fault)})
     else:

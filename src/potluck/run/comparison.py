@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
-import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from potluck.core import QuorumError, SettingsError, UserError
-from potluck.ledger import planned_rounds, read_run
-from potluck.run import config
+from potluck.data import Source
+from potluck.ledger import read_run
 from potluck.run.assemble import assemble
 from potluck.run.cluster_places import ClusterPlaces
 from potluck.run.interrupts import Interrupted
-from potluck.run.loop import ProgressListener
 from potluck.run.places import LocalPlaces, Places
+from potluck.run.planning import ComparedMethod, Plan, plan_entries
+from potluck.run.prechecks import check_plans, refuse_other_run
 from potluck.run.result import FailedRun, Result
-from potluck.run.scheduler import Plan, Scheduler, fault_round
-from potluck.run.session import mark, resume, run
+from potluck.run.scheduler import Scheduler, failed_as_recorded, fault_round
+from potluck.run.session import resume, run, with_own_data
 from potluck.run.settings import Experiment
+from potluck.run.tuning import Choice, all_failed, candidates, check_grid, choose, with_choice, write_choices
+from potluck.run.watch import Silent, Watch, whole
 
 
 class UnfinishedComparison(UserError):
@@ -32,146 +34,190 @@ class UnfinishedComparison(UserError):
 def compare(
     experiment: Experiment,
     out: Path,
-    methods: Sequence[Mapping[str, Any]],
+    methods: Sequence[Any],
     seeds: Iterable[int],
-    watcher: Callable[[str, int], ProgressListener],
+    watcher: Callable[[str, int], Watch] | None = None,
     *,
     jobs: int | None = None,
     places: Places | None = None,
+    source: Source | None = None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> list[Result | FailedRun]:
     """Runs several methods over several seeds on the same data, clients and cohorts; each run has its own folder.
 
-    If the experiment has variants, every method runs under each variant, unless `only` lists other methods for it.
-    `changes` has settings of its own for a method. A finished run is not repeated; an interrupted run is resumed. A run
-    that diverges or lacks clients is marked in its manifest, and the others go on. If it diverged, it is not repeated.
+    A method is a table with its name and settings, or an object. If the experiment has variants, every method runs
+    under each variant, unless `only` lists other methods for it. `changes` has settings of its own for a method.
+
+    All runs are checked before the first one starts, and all that is wrong is told at once; `note` hears warnings. With
+    compare.tune, every method first chooses its settings by validation score, on seeds of their own; those runs are in
+    the folder tune. A finished run is not repeated; an interrupted run is resumed. A run that diverges or lacks clients
+    is marked in its manifest, and the others go on. If it diverged, it is not repeated.
 
     With `jobs` above 1 (by default compare.jobs), that many runs go on at the same time, each in a process of its own;
     `places` may carry them out elsewhere. With run.engine = "ray", whole runs are spread over the cluster, as many at
-    once as it has room for, unless `jobs` is 1.
+    once as it has room for, unless `jobs` is 1. `source` is data of your own, which stays in this process.
     """
-    plans = [
-        Plan(label, one, out / f"{slug(label)}-s{one.seed}")
-        for label, one in plan_runs(experiment, methods, list(seeds))
+    wanted = list(seeds)
+    if source is not None:
+        experiment = with_own_data(experiment)
+    entries = plan_entries(experiment, methods)
+    if not experiment.compare.tune:
+        plans = _plans(entries, wanted, out)
+        runs = PlannedRuns(plans, watcher, jobs, places, source)
+        _tell(check_plans(plans, source), note)
+        return runs.carry_out(out)
+    check_grid(experiment, entries, wanted)
+    every = [candidates(entry, experiment.compare.tune, wanted[0]) for entry in entries]
+    tried = _plans([one.chooser for some in every for one in some], experiment.compare.tune_seeds, out / TUNE)
+    choosing = PlannedRuns(tried, watcher, jobs, places, source)
+    shown = _plans([some[0].entry for some in every], wanted, out)
+    _tell(dict.fromkeys([*check_plans(tried, source), *check_plans(shown, source)]), note)
+    by_plan = dict(zip(((plan.label, plan.experiment.seed) for plan in tried), choosing.carry_out(out), strict=True))
+    choices = [
+        choose(
+            entry,
+            [(one, [by_plan[one.chooser.label, seed] for seed in experiment.compare.tune_seeds]) for one in some],
+            experiment.compare.tune,
+        )
+        for entry, some in zip(entries, every, strict=True)
     ]
-    places = places or _places(experiment, plans, out, jobs)
-    outcomes: dict[int, Result | FailedRun] = {}
-    try:
-        if places is None:
-            for number, plan in enumerate(plans):
-                outcomes[number] = _run_or_mark(plan, watcher(plan.label, plan.experiment.seed))
-        else:
-            watches = [watcher(plan.label, plan.experiment.seed) for plan in plans]
-            Scheduler(plans, places, watches, outcomes).run()
-    except KeyboardInterrupt:
-        done = f"interrupted with {len(outcomes)} runs done"
-        again = f"go on with: the same command and --out {shlex.quote(str(out))}"
-        raise Interrupted(f"{done}; {again}") from None
-    return [outcomes[number] for number in range(len(plans))]
+    write_choices(out, choices)
+    return _run_chosen(entries, choices, wanted, out, PlannedRuns([], watcher, jobs, None, source))
 
 
-def _places(experiment: Experiment, plans: Sequence[Plan], out: Path, jobs: int | None) -> Places | None:
-    """Where several runs go on at once; None: this process runs one after the other."""
-    wanted = experiment.compare.jobs if jobs is None else jobs
-    if experiment.run.engine != "ray":
-        return _local_places(plans, wanted)
-    if jobs == 1 or len(plans) == 1:  # then all workers of the cluster share in one run
-        return None
-    return ClusterPlaces(experiment, out, None if wanted == 1 else wanted)
+TUNE = "tune"
+"""The folder of the runs that choose settings."""
 
 
-def _local_places(plans: Sequence[Plan], jobs: int) -> LocalPlaces | None:
-    """Processes for several runs at once; None if one at a time is enough, which this process runs itself."""
-    if jobs < 1:
-        raise SettingsError(f"jobs = {jobs} is below 1.")
-    if min(jobs, len(plans)) == 1:
-        return None
+def _tell(texts: Iterable[str], note: Callable[[str], None]) -> None:
+    for text in texts:
+        note(text)
+
+
+def _plans(entries: Sequence[ComparedMethod], seeds: Iterable[int], out: Path) -> list[Plan]:
+    """The runs, in order: by variant, then by seed."""
+    variants = dict.fromkeys(entry.experiment.variant for entry in entries)
+    numbers = list(seeds)
+    return [
+        entry.plan(seed, out)
+        for variant in variants
+        for seed in numbers
+        for entry in entries
+        if entry.experiment.variant == variant
+    ]
+
+
+def _run_chosen(
+    entries: Sequence[ComparedMethod], choices: Sequence[Choice], seeds: Sequence[int], out: Path, runs: PlannedRuns
+) -> list[Result | FailedRun]:
+    """Runs every method with what it chose; one that could choose nothing has failed."""
+    chosen = [
+        entry if choice.candidate is None else with_choice(choice.candidate, choice.facts)
+        for entry, choice in zip(entries, choices, strict=True)
+    ]
+    lost = {entry.label for entry, choice in zip(chosen, choices, strict=True) if choice.candidate is None}
+    every = _plans(chosen, seeds, out)
+    runs.plans = [plan for plan in every if plan.label not in lost]
+    outcomes = iter(runs.carry_out(out))
+    return [all_failed(plan) if plan.label in lost else next(outcomes) for plan in every]
+
+
+@dataclass
+class PlannedRuns:
+    """Runs that are carried out one after the other, or several at once."""
+
+    plans: Sequence[Plan]
+    watcher: Callable[[str, int], Watch] | None
+    jobs: int | None
+    places: Places | None
+    source: Source | None
+
+    def __post_init__(self) -> None:
+        """Refuses what cannot be carried out so, before anything is checked or run."""
+        if self.plans and self._at_once() > 1 and self.places is None:
+            _refuse_what_stays_here(self.plans, self.source)
+
+    def _at_once(self) -> int:
+        """How many runs go on at the same time; as many as there are on a cluster, unless 1 is asked for."""
+        first = self.plans[0].experiment
+        wanted = first.compare.jobs if self.jobs is None else self.jobs
+        if wanted < 1:
+            raise SettingsError(f"jobs = {wanted} is below 1.")
+        if first.run.engine == "ray":
+            return 1 if self.jobs == 1 else len(self.plans)
+        return min(wanted, len(self.plans))
+
+    def _find_places(self) -> Places | None:
+        """Where several runs go on at once; None: this process runs one after the other."""
+        if self.places is not None or not self.plans or self._at_once() == 1:
+            return self.places  # on Ray, all workers of the cluster then share in one run
+        first = self.plans[0].experiment
+        if first.run.engine != "ray":
+            return LocalPlaces(self._at_once())
+        wanted = first.compare.jobs if self.jobs is None else self.jobs
+        return ClusterPlaces(first, self.plans[0].folder.parent, None if wanted == 1 else wanted)
+
+    def carry_out(self, out: Path) -> list[Result | FailedRun]:
+        """How each run ended, in order."""
+        outcomes: dict[int, Result | FailedRun] = {}
+        try:
+            places = self._find_places()
+            if places is None:
+                for number, plan in enumerate(self.plans):
+                    outcomes[number] = _run_or_mark(plan, self._watch(plan), self.source)
+            else:
+                watches = [self._watch(plan) for plan in self.plans]
+                Scheduler(self.plans, places, watches, outcomes).run()
+        except KeyboardInterrupt:
+            done = f"interrupted with {len(outcomes)} runs done"
+            again = f"go on with: the same command and --out {shlex.quote(str(out))}"
+            raise Interrupted(f"{done}; {again}") from None
+        return [outcomes[number] for number in range(len(self.plans))]
+
+    def _watch(self, plan: Plan) -> Watch:
+        return Silent() if self.watcher is None else self.watcher(plan.label, plan.experiment.seed)
+
+
+def _refuse_what_stays_here(plans: Sequence[Plan], source: Source | None) -> None:
+    """Refuses to run in other processes what only this one has."""
+    if source is not None or any(plan.method is not None for plan in plans):
+        raise SettingsError(
+            "data and methods that are given as objects stay in this process; leave jobs out, or name them in settings."
+        )
     if lost := [name for plan in plans if (name := str(plan.experiment.method["name"])).startswith("__main__:")]:
         raise SettingsError(
             f"method '{lost[0]}' is in the program that is running, which other processes cannot import; "
             "move it to a file of its own, or leave jobs out."
         )
-    return LocalPlaces(min(jobs, len(plans)))
 
 
-def plan_runs(
-    experiment: Experiment, methods: Sequence[Mapping[str, Any]], seeds: Sequence[int]
-) -> list[tuple[str, Experiment]]:
-    """All runs with their labels. All are checked before the first one starts."""
-    found = []
-    for name, own in experiment.compare.changes.items():
-        config.method_class(name, "compare.changes: ")
-        _refuse_method_changes(own, f"compare.changes '{name}'")
-    for variant, changes in (experiment.compare.variants or {"": ()}).items():
-        where = f"compare.variants '{variant}'"
-        _refuse_method_changes(changes, where)
-        base = (
-            dataclasses.replace(config.apply_changes(experiment, changes, where), variant=variant)
-            if variant
-            else experiment
-        )
-        for method in methods:
-            config.method(method, base.local, "methods")
-        chosen = [method for method in methods if _runs_under(variant, method, experiment)]
-        changed = {
-            name: config.apply_changes(base, own, f"compare.changes '{name}'")
-            for name, own in experiment.compare.changes.items()
-        }
-        for seed in seeds:
-            found += [
-                (_label(method, variant), changed.get(str(method["name"]), base).with_method(method, seed))
-                for method in chosen
-            ]
-    _refuse_idle(methods, [one for _, one in found])
-    folders = {(slug(label), one.seed) for label, one in found}
-    if len(folders) < len(found):
-        raise SettingsError("two runs of this comparison would have the same name; name each variant in its own way.")
-    return found
+def _run_or_mark(plan: Plan, watch: Watch, source: Source | None) -> Result | FailedRun:
+    found = result_or_none(plan.experiment, plan.folder, whole(watch), plan.method, source)
+    return found or failed_as_recorded(plan.folder, plan.label)
 
 
-def _refuse_method_changes(changes: Iterable[str], where: str) -> None:
-    """Refuses changes of the method's settings: each method of a comparison has its own, which would replace them."""
-    if lost := [change for change in changes if change.strip().startswith("method.")]:
-        raise SettingsError(
-            f"{where} changes '{lost[0].split('=')[0].strip()}', but every method of a comparison has its own "
-            'settings. Give it in the list of methods: {name = "...", ...}.'
-        )
-
-
-def _runs_under(variant: str, method: Mapping[str, Any], experiment: Experiment) -> bool:
-    only = experiment.compare.only
-    return variant not in only or method["name"] in only[variant]
-
-
-def _refuse_idle(methods: Sequence[Mapping[str, Any]], found: Sequence[Experiment]) -> None:
-    """Refuses a method that would run under no variant."""
-    ran = {str(one.method["name"]) for one in found}
-    if idle := [str(method["name"]) for method in methods if method["name"] not in ran]:
-        raise SettingsError(f"method '{idle[0]}' runs under no variant; add it to one of the lists of compare.only.")
-
-
-def _run_or_mark(plan: Plan, watch: ProgressListener) -> Result | FailedRun:
-    return result_or_none(plan.experiment, plan.folder, watch) or plan.failed_as_recorded()
-
-
-def result_or_none(experiment: Experiment, path: Path, watch: ProgressListener) -> Result | None:
+def result_or_none(
+    experiment: Experiment, path: Path, watch: Watch, method: Any = None, source: Source | None = None
+) -> Result | None:
     """The result of a run that is started or resumed; None if it diverged or lacked clients, as its manifest tells."""
     try:
-        return _run_or_resume(experiment, path, watch)
+        return _run_or_resume(Plan("", experiment, path, method), watch, source)
     except QuorumError:
         return None
 
 
-def _run_or_resume(experiment: Experiment, path: Path, watch: ProgressListener) -> Result | None:
+def _run_or_resume(plan: Plan, watch: Watch, source: Source | None) -> Result | None:
     """The result of a run; None if it diverged before, and would again."""
+    experiment, path = plan.experiment, plan.folder
     if not (path / "manifest.json").exists():
-        return run(experiment, path, watch=watch)
+        return run(experiment, path, source=source, method=plan.method, watch=watch, advise=False)
     there = read_run(path).manifest
-    if there["mark"] != mark(assemble(experiment)) or planned_rounds(path, there) > experiment.rounds:
-        raise SettingsError(f"{path} holds a run with other settings than were asked for; choose another --out.")
+    refuse_other_run(plan, assemble(experiment, source, plan.method))
     if there.get("status") == "diverged":
         watch.warn(f"diverged in round {fault_round(there)}; to run it again, delete {path}")
+        watch.end(failed_as_recorded(path, str(there.get("label"))))
         return None
-    return resume(path, rounds=experiment.rounds, watch=watch)
+    return resume(path, rounds=experiment.rounds, source=source, method=plan.method, watch=watch)
 
 
 def refuse_unfinished(results: Sequence[Result | FailedRun]) -> None:
@@ -183,13 +229,3 @@ def refuse_unfinished(results: Sequence[Result | FailedRun]) -> None:
     more = f"; and {len(failed) - 3} more" if len(failed) > 3 else ""
     verb = "has" if len(failed) == 1 else "have"
     raise UnfinishedComparison(f"{len(failed)} of {len(results)} runs {verb} no result: {names}{more}.")
-
-
-def _label(method: Mapping[str, Any], variant: str) -> str:
-    own = ", ".join(f"{key}={value}" for key, value in method.items() if key != "name")
-    return f"{method['name']}" + (f" ({own})" if own else "") + (f", {variant}" if variant else "")
-
-
-def slug(label: str) -> str:
-    """A run's label as a folder name."""
-    return re.sub(r"[^\w.=+-]+", "_", label).strip("_")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
 import re
@@ -17,7 +16,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from potluck.core import SettingsError, import_own, one_line
+from potluck.core import SettingsError, import_own, one_line, suggestion, to_plain
 from potluck.methods import METHODS
 from potluck.run import toml
 from potluck.run.settings import Experiment
@@ -56,11 +55,15 @@ def experiment(plain: Mapping[str, Any], where: str = "settings", text: str = ""
     return parse_settings(Experiment, plain, where, text)
 
 
-def apply_changes(found: Experiment, changes: Iterable[str], where: str) -> Experiment:
-    """The experiment with ``key=value`` changes applied."""
+def apply_changes(found: Experiment, changes: Iterable[str] | Mapping[str, Any], where: str) -> Experiment:
+    """The experiment with changes applied: lines ``key=value``, or values by key."""
     plain = found.plain()
-    for change in changes:
-        _apply_change(plain, change)
+    if isinstance(changes, Mapping):
+        for key, wanted in changes.items():
+            _change(plain, str(key), to_plain(wanted), f"{key}={one_line(repr(wanted), 60)}")
+    else:
+        for change in changes:
+            _apply_change(plain, change)
     return experiment(plain, where)
 
 
@@ -82,7 +85,7 @@ def method_class(wanted: str, where: str = "") -> type[Any]:
     if wanted in METHODS:
         return METHODS[wanted]
     if ":" not in wanted:
-        raise SettingsError(f"{where}there is no method '{wanted}'.{_suggestion(wanted, METHODS)}")
+        raise SettingsError(f"{where}there is no method '{wanted}'.{suggestion(wanted, METHODS)}")
     module, _, name = wanted.partition(":")
     try:
         found = getattr(import_own(module), name)
@@ -129,7 +132,7 @@ def _fault_text(path: Path_, error: Any) -> str:
 
 def _is_tag(part: str | int) -> bool:
     """Whether pydantic added this part to the path: the name of a union's branch, which no user typed."""
-    return isinstance(part, str) and (part[:1].isupper() or "[" in part or part in ("int", "float", "str"))
+    return isinstance(part, str) and (part[:1].isupper() or "[" in part or part in ("int", "float", "str", "bool"))
 
 
 def _unknown_settings(kind: Any, plain: Any, path: Path_) -> Iterator[tuple[Path_, str]]:
@@ -144,10 +147,10 @@ def _unknown_settings(kind: Any, plain: Any, path: Path_) -> Iterator[tuple[Path
     elif isinstance(plain, Mapping):
         known = _fields(kind, plain)
         if (rules := _named_choices(kind)) and known is None and "name" in plain:
-            yield (*path, "name"), f"knows no '{plain['name']}'.{_suggestion(str(plain['name']), rules)}"
+            yield (*path, "name"), f"knows no '{plain['name']}'.{suggestion(str(plain['name']), rules)}"
         for key, value in plain.items():
             if known is not None and key not in known:
-                yield (*path, key), f"has no setting '{key}'.{_suggestion(str(key), known)}"
+                yield (*path, key), f"has no setting '{key}'.{suggestion(str(key), known)}"
             yield from _unknown_settings(known.get(key) if known else None, value, (*path, key))
     elif isinstance(plain, list | tuple):
         inner = [part for part in typing.get_args(kind) if part is not Ellipsis]
@@ -175,12 +178,6 @@ def _named_choices(kind: Any) -> dict[str, Any]:
     return {str(getattr(part, "name", None)): part for part in several}
 
 
-def _suggestion(key: str, known: Iterable[str]) -> str:
-    names = list(known)
-    close = difflib.get_close_matches(key, names, 1)
-    return f" Did you mean '{close[0]}'?" if close else f" There are: {', '.join(names)}."
-
-
 def _section_name(path: Path_) -> str:
     names = [str(part) for part in path if isinstance(part, str)]
     return f"[{'.'.join(names)}] " if names else "the top of the file "
@@ -194,10 +191,15 @@ def _line_prefix(text: str, path: Sequence[str | int]) -> str:
 def _apply_change(plain: dict[str, Any], change: str) -> Path_:
     """Applies one ``a.b=value`` change and returns its path; the value is read as TOML, or else as text."""
     key, equals, given = change.partition("=")
+    key = key.strip()
     change = " ".join(change.split())
     if not equals or not key:
         raise SettingsError(f"--set {change}: write it as key=value, such as --set local.lr=0.05.")
-    wanted = value(given)
+    return _change(plain, key, value(given), change)
+
+
+def _change(plain: dict[str, Any], key: str, wanted: Any, change: str) -> Path_:
+    """Sets one value by its key ``a.b`` and returns its path; `change` is how the user wrote it."""
     *parts, last = key.split(".")
     at: Any = plain
     path: Path_ = ()

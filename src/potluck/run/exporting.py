@@ -3,19 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from potluck.core import Client, InputError, Model, SettingsError, display_name
+from torch import Tensor, nn
+
+from potluck.core import Client, InputError, Model, Newborn, SettingsError, display_name, stream, suggestion
 from potluck.data import Source
 from potluck.engines import Dispatcher, Engine, Serial
-from potluck.ledger import CheckpointError, RunFolder
-from potluck.models import save
+from potluck.ledger import CheckpointError, RunFiles, RunFolder, read_run
+from potluck.models import complete
+from potluck.models.initialise import load_net
 from potluck.run import data_record
 from potluck.run.assemble import NeedsData, NoEngine, Setup, assemble, assemble_without_data
 from potluck.run.data_record import DataRecord
+from potluck.run.export_card import Kind, Written, card_of, known_data, sample_rows
 from potluck.run.restoring import read_checkpoint, read_memory
 from potluck.run.session import settings_of, state_of
+from potluck.shipping import FORMATS, Figures, TrainingDiffers, figures, verify_device, write_bundle
+from potluck.shipping.executorch import require_executorch
+from potluck.shipping.formats import require_onnx
+
+__all__ = ["Export", "TrainingDiffers", "export", "export_model", "live_model", "trained_model", "verify_device"]
+
+
+@dataclass(frozen=True)
+class Export:
+    """A model that was written to a folder."""
+
+    model: Model
+    tiers: Mapping[str, Figures]
+    """What each tier's network costs where it is used, and the written one if it is no tier's, by name."""
+    written: str
+    """The name of the written one among these."""
+    notes: tuple[str, ...]
+    """What to know of the folder, one line each."""
 
 
 def export(
@@ -25,14 +48,91 @@ def export(
     client: str | None = None,
     server: bool = False,
     *,
+    format: str = "safetensors",
+    train: bool = False,
     source: Source | None = None,
     method: Any = None,
 ) -> Model:
-    """Writes the current model of a tier, a client or the server as ``model.safetensors`` and ``model.json``.
+    """Writes the current model of a tier, a client or the server into a folder that can be used without Potluck.
+
+    `format` is "safetensors" (weights for `potluck.models.load`, and a graph of torch.export beside them), "pt2" (the
+    graph alone), "onnx" or "executorch". The folder also holds scaling, class names, sample rows, a README and
+    ``predict.py``. With `train`, the format executorch has a graph for training on devices too.
 
     The manifest says what the data was, so most exports read none. If the export needs data of your own, or a method
     that was an object, an error asks for `source` or `method`.
     """
+    return export_model(
+        folder, to, tier, client, server, format=format, train=train, source=source, method=method
+    ).model
+
+
+def export_model(
+    folder: Path | str,
+    to: Path | str,
+    tier: str | None = None,
+    client: str | None = None,
+    server: bool = False,
+    *,
+    format: str = "safetensors",
+    train: bool = False,
+    source: Source | None = None,
+    method: Any = None,
+) -> Export:
+    """As `export`; says also what networks cost, and what is missing in the folder."""
+    check_format(format, train)
+    found = _find(folder, tier, client, server, source, method, to)
+    setup, model, written = found.setup, found.model, found.written
+    known = known_data(setup, found.record, "charter" in found.files.manifest)
+    card = card_of(found.files, written, setup, found.record, known)
+    sample = sample_rows(model, card, known)
+    net = live_model(model).cpu()
+    name = written.name if written.kind == "tier" else written.title
+    costs = _costs(setup, written, net, sample.inputs[:1])
+    rows = setup.experiment.local.batch if train else 0
+    notes = write_bundle(to, model, net, card, sample, costs[name], format, rows)
+    return Export(model, costs, name, notes)
+
+
+def trained_model(
+    folder: Path | str,
+    tier: str | None = None,
+    client: str | None = None,
+    server: bool = False,
+    *,
+    source: Source | None = None,
+    method: Any = None,
+    to: Path | str = "DIR",
+) -> Model:
+    """The current model of a tier, a client or the server, as `export` writes it; by default, of the largest tier."""
+    return _find(folder, tier, client, server, source, method, to).model
+
+
+def live_model(model: Model) -> nn.Module:
+    """A model at rest as a network in evaluation mode, the same that `potluck.models.load` makes of an export."""
+    return load_net(complete(model.spec), model.arrays).eval()
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A model of a run, and what is known of the run."""
+
+    model: Model
+    written: Written
+    setup: Setup
+    files: RunFiles
+    record: DataRecord | None
+
+
+def _find(
+    folder: Path | str,
+    tier: str | None,
+    client: str | None,
+    server: bool,
+    source: Source | None,
+    method: Any,
+    to: Path | str,
+) -> _Found:
     if sum([tier is not None, client is not None, server]) > 1:
         raise SettingsError("--tier, --client and --server: name one of them.")
     with RunFolder.open(Path(folder)) as opened:
@@ -45,12 +145,37 @@ def export(
             )
         setup, state = _restore(opened, found, client is not None, source, method)
         kept = opened.memories.read(client, found[0]) if client else None
+        files, record = read_run(opened.path), data_record.read(opened.manifest(), opened.path)
     if server:
         model = _server_model(setup, state)
     else:
         model = _client_model(setup, state, client, kept) if client else _tier_model(setup, state, tier)
-    save(Path(to), model)
-    return model
+    kind: Kind = "server" if server else "client" if client else "tier"
+    written = Written(kind, client or tier or setup.context.zoo.tiers[-1].name, found[0])
+    return _Found(model, written, setup, files, record)
+
+
+def check_format(format: str, train: bool = False) -> None:
+    """Refuses a format that there is not, or whose packages are missing."""
+    if format not in FORMATS:
+        hint = suggestion(format, FORMATS, f"There are {', '.join(FORMATS)}.")
+        raise SettingsError(f"--format {format}: there is no such format.{hint}")
+    if train and format != "executorch":
+        raise SettingsError(f"--train writes a training graph for ExecuTorch: use --format executorch, not {format}.")
+    if format == "onnx":
+        require_onnx()
+    if format == "executorch":
+        require_executorch()
+
+
+def _costs(setup: Setup, written: Written, net: nn.Module, row: Tensor) -> dict[str, Figures]:
+    """What each tier's network costs, and the written one if it is no tier's."""
+    found: dict[str, Figures] = {}
+    for tier in setup.context.zoo.tiers:
+        this = written.kind == "tier" and tier.name == written.name
+        blank = None if this else setup.context.zoo.build(Newborn(tier.spec), stream(0, "figures")).cpu().eval()
+        found[tier.name] = figures(blank or net, row)
+    return found if written.kind == "tier" else {**found, written.title: figures(net, row)}
 
 
 def _restore(

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from potluck.core import user_interrupt
+from potluck.core import shown_lines, user_interrupt
 
 TOGETHER = 1.0
 """Seconds within which one signal of each kind is one request."""
@@ -22,6 +22,10 @@ TOGETHER = 1.0
 
 class Interrupted(KeyboardInterrupt):
     """Raised when a run is interrupted; the message says after which round, and how to resume."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows of it: one line."""
+        return shown_lines(self)
 
 
 class Interrupts:

@@ -9,38 +9,31 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from potluck.core import SERVER, DivergedError, Model, QuorumError, ResourceError, digest, pack, stream
 from potluck.engines import Dispatcher, Engine, LedgerEntry, RoundSession, Usual
-from potluck.learn import map_tensors, to_device
+from potluck.learn import ServerClip, map_tensors, to_device
 from potluck.ledger import RunFolder
 from potluck.run.accounting import CostAccounting, Progress
 from potluck.run.assemble import Setup
 from potluck.run.background import BackgroundTask
+from potluck.run.central_privacy import CentralPrivacy
 from potluck.run.client_state import ROOM, ClientStateCache, Remembered
 from potluck.run.interrupts import Interrupts
 from potluck.run.privacy import Charges, count_uploads, guarantee
 from potluck.run.restoring import read_checkpoint, restore_state
 from potluck.run.scoring import score, why_failed
-
-
-class ProgressListener(Protocol):
-    """Receives the progress and the warnings of a run."""
-
-    def round(self, done: int, scores: Mapping[str, Any] | None, totals: Mapping[str, float]) -> None: ...
-    def warn(self, text: str) -> None: ...
+from potluck.run.watch import Watch, Watches
 
 
 class Loop:
     """One run in progress."""
 
-    def __init__(
-        self, setup: Setup, engine: Engine, folder: RunFolder, watch: ProgressListener, stops: Interrupts
-    ) -> None:
+    def __init__(self, setup: Setup, engine: Engine, folder: RunFolder, watch: Watch, stops: Interrupts) -> None:
         self.setup, self.engine, self.folder, self.watch, self.stops = setup, engine, folder, watch, stops
         self.context, self.experiment = setup.context, setup.experiment
         self.progress = Progress()
@@ -57,11 +50,18 @@ class Loop:
             self._memory_of,
             setup.population.drops,
             samples=self.context.samples,
+            heard=watch.task if isinstance(watch, Watches) and watch.hear_tasks else None,
+            secure=self.context.secure,
+            session_label=setup.session_label or self.experiment.name,
         )
         self.charges = Charges(folder.journal)
-        if self.context.mechanism is not None:
+        self.central: CentralPrivacy | None = None
+        if isinstance(self.context.mechanism, ServerClip):
+            self.central = CentralPrivacy(setup, folder.journal)
+            self.dispatcher.private, self.dispatcher.charge = self.central, self.central.check
+        elif self.context.mechanism is not None:
             self.dispatcher.charge = self.charges.add
-        self.accounting = CostAccounting(folder.journal, self.context.zoo)
+        self.accounting = CostAccounting(folder.journal, self.context.zoo, setup.population.device)
         self._saved = -1
         self._writing: BackgroundTask | None = None
         self._server_failed = False
@@ -79,7 +79,9 @@ class Loop:
         self.setup.population.restore(self.progress.clients)
         for line in self.progress.tried:
             self.folder.journal.append(line)
-        if self.context.mechanism is not None:
+        if self.central is not None:
+            self.progress.central = self.central.restore(self.progress.central)
+        elif self.context.mechanism is not None:
             self.charges.restore(self.progress.charges)
             self.progress.uploads = dict(Counter(self.progress.uploads) + self.charges.open)
             self.progress.charges = self.charges.settle()
@@ -128,8 +130,9 @@ class Loop:
             self.recall.put(session.staged)
             asked = self.setup.asked(index, session)
             self.accounting.round(self.progress, session, asked, seconds)
-            self._count_uploads(session)
+            self._count_uploads(session, committed=True)
             self._note_privacy()
+            self._note_secure(session)
             self._warn_of_silent_tier(session)
             self._warn_of_server_failure(session)
             self._note_clients(session)
@@ -158,9 +161,12 @@ class Loop:
             session.close()
             asked = {entry.task.to for entry in session.entries if not entry.skipped} - {SERVER}
             came = {entry.task.to for entry in session.entries if entry.verdict == "accepted"} - {SERVER}
+            if session.secure:
+                came &= session.opened
             if len(came) >= min(run.quorum, len(asked)):
                 if not asked:
-                    self._note(index + 1, f"round {index + 1}: nobody could take part; the model stays as it is")
+                    stays = "the model stays as it is" if self.central is None else "the model gets noise alone"
+                    self._note(index + 1, f"round {index + 1}: nobody could take part; {stays}")
                 return state, session, time.perf_counter() - started
             text = f"round {index + 1}: {len(came)} of {len(asked)} clients answered; run.quorum is {run.quorum}"
             why = _most_common_reason(session.entries)
@@ -177,7 +183,7 @@ class Loop:
             asked = self.setup.asked(self.progress.done, session)
             self.accounting.failed_attempt(self.progress, session, asked, seconds)
             self.progress.tried.append(self._warn(self.progress.done + 1, text))
-            self._count_uploads(session)
+            self._count_uploads(session, committed=False)
             self._save()
 
     def _state_to_score(self) -> tuple[Any, RoundSession | None]:
@@ -232,6 +238,8 @@ class Loop:
         asked = [entry for entry in session.entries if entry.task.to != SERVER and not entry.skipped]
         answered = {entry.task.to: False for entry in asked}
         answered |= {entry.task.to: True for entry in asked if entry.verdict != "absent"}
+        if session.secure:  # the first phases are no answer: who is lost after them has missed the round
+            answered |= {entry.task.to: False for entry in asked if entry.verdict == "absent"}
         for event in self.setup.population.end(self.progress.done - 1, answered):
             self.folder.journal.append(event)
 
@@ -270,14 +278,24 @@ class Loop:
         return self.recall.get(client, self.progress.done)
 
     @property
+    def secured(self) -> dict[str, int] | None:
+        """How much the secure sums opened so far, and of how many holders at least; None without [secure]."""
+        wanted = self.experiment.secure
+        return {"min_holders": wanted.min_holders, **self.progress.secured} if wanted.enabled else None
+
+    @property
     def promise(self) -> dict[str, Any] | None:
         """The current privacy guarantee; None without [privacy]."""
+        if self.central is not None:
+            return self.central.promise(self.progress.done)
         mechanism, uploads = self.context.mechanism, Counter(self.progress.uploads) + self.charges.open
         return None if mechanism is None else guarantee(self.experiment.privacy, mechanism, uploads)
 
-    def _count_uploads(self, session: RoundSession) -> None:
+    def _count_uploads(self, session: RoundSession, committed: bool) -> None:
         """Counts what clients uploaded in this session, also if it is an attempt that failed."""
-        if self.context.mechanism is not None:
+        if self.central is not None:
+            self.progress.central = self.central.settle(committed)
+        elif self.context.mechanism is not None:
             self.progress.uploads = count_uploads(self.progress.uploads, session.entries)
             self.progress.charges = self.charges.settle()
 
@@ -292,6 +310,13 @@ class Loop:
             self._overspent = True
             why = "uploads in attempts that failed, or in rounds that were done again, count too"
             self._warn(done, f"round {done}: epsilon is {promise['epsilon']:.4g}; privacy.epsilon is {aim:g} ({why})")
+
+    def _note_secure(self, session: RoundSession) -> None:
+        """Records what became of the round's secure sums."""
+        for told in session.secure:
+            self.folder.journal.append({"event": "secure", "round": self.progress.done, **told})
+            had, more = self.progress.secured, {"entries": told["entries"], "opened": told["opened_entries"]}
+            self.progress.secured = {name: had.get(name, 0) + count for name, count in more.items()}
 
     def _note_usual(self, session: RoundSession) -> None:
         """Keeps what the gate accepted in this round, and records the limits that it used."""

@@ -126,7 +126,7 @@ class RunProcess:
         found: list[Message] = [{"kind": "warning", "text": line} for line in self._output.read() if line.strip()]
         for line in self._reports.read():
             message: Message = json.loads(line)
-            if message["kind"] in ("round", "warning"):
+            if message["kind"] in child.ONGOING:
                 found.append(message)
             else:
                 self._end = message

@@ -1,4 +1,5 @@
-"""Local differential privacy: the noise on clients' updates, and the epsilon that it guarantees.
+"""Local differential privacy: the noise on clients' updates, and the epsilon that it guarantees. (Noise that the server
+adds to sums is in ``central_privacy``.)
 
 The guarantee holds for each client alone. Neighbouring data sets differ in the client's whole data set, for another of
 the same size. Two updates that are clipped to the norm C are then at most 2C apart. There is no amplification by
@@ -8,42 +9,27 @@ uploads reveal as much as one upload with noise smaller by the square root of n.
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from potluck.core import (
-    SERVER,
-    Client,
-    Mean,
-    Newborn,
-    Reply,
-    Round,
-    Selection,
-    SettingsError,
-    Task,
-    UserError,
-    Weight,
-    Zoo,
-    display_name,
-    settings,
-    stream,
-)
+from potluck.core import SERVER, SettingsError, Task, Zoo, settings
 from potluck.engines import LedgerEntry
 from potluck.fleet import Clients
-from potluck.learn import GaussianMechanism
+from potluck.learn import GaussianMechanism, ServerClip
 from potluck.ledger import Journal, read_journal
+from potluck.run.central_checks import make_server_clip
+from potluck.run.central_epsilon import accountant
+from potluck.run.dry_run import DryRun, refuse_statistics
 from potluck.run.settings import Experiment, Privacy
 
 APART = 2.0
 """The largest distance of two clipped updates (the sensitivity), as a multiple of `clip`."""
-MISSING = "[privacy] needs the package dp-accounting: pip install 'potluck[privacy]'"
 
 
 def make_mechanism(experiment: Experiment, method: Any, zoo: Zoo, population: Clients) -> GaussianMechanism | None:
@@ -51,16 +37,19 @@ def make_mechanism(experiment: Experiment, method: Any, zoo: Zoo, population: Cl
     wanted = experiment.privacy
     if not wanted.enabled:
         return None
-    _accountant()
-    _refuse_statistics(method, zoo)
+    accountant()
+    refuse_statistics(method, zoo)
     if settings(method).get("label_mask"):
         raise SettingsError("[privacy] and method.label_mask: it shows the server a client's labels; set it to false.")
+    if wanted.where == "server":
+        return make_server_clip(experiment, method, zoo, population)
+    clip = wanted.clip_at_first
     seen = DryRun(method, zoo, experiment.seed)
     if wanted.noise is not None:
-        return GaussianMechanism(wanted.clip, wanted.noise)
+        return GaussianMechanism(clip, wanted.noise)
     assert wanted.epsilon is not None
     times = 1 if wanted.per == "upload" else max(1, seen.uploads * _most_rounds(experiment, population, seen.recruits))
-    return GaussianMechanism(wanted.clip, noise(wanted.epsilon, wanted.delta, times))
+    return GaussianMechanism(clip, noise(wanted.epsilon, wanted.delta, times))
 
 
 def guarantee(
@@ -68,6 +57,8 @@ def guarantee(
 ) -> dict[str, Any]:
     """The guarantee as plain values: for each upload and, if the uploads were counted, for all of them."""
     found: dict[str, Any] = {"clip": mechanism.clip, "noise": mechanism.noise, "delta": wanted.delta}
+    if isinstance(mechanism, ServerClip):
+        return {"where": wanted.where, "mechanism": wanted.mechanism, **found}
     found["epsilon_each"] = epsilon(mechanism.noise, wanted.delta)
     if uploads is not None:
         most = max(uploads.values(), default=0)
@@ -94,19 +85,26 @@ class Charges:
         self.number = 0
         self.open: Counter[str] = Counter()
         """The charges that are not settled yet, by client."""
+        self.left: list[Mapping[str, Any]] = []
+        """The charges that a killed process left, as they are in the ledger."""
 
     def add(self, task: Task) -> None:
         """Records that this client is asked for an upload."""
+        self.write(task.to, task.round)
+
+    def write(self, client: str, index: int, **more: Any) -> None:
+        """Records a charge for this client in this round, with more facts."""
         self.number += 1
-        self.open[task.to] += 1
+        self.open[client] += 1
         # Round 0, because a resumed run drops later rounds that are not in its checkpoint, and this has to stay.
-        facts = {"number": self.number, "client": task.to, "of": task.round + 1}
+        facts = {"number": self.number, "client": client, "of": index + 1, **more}
         self.journal.append({"event": "charge", "round": 0, **facts})
         self.journal.flush()
 
     def settle(self) -> int:
         """Settles all charges; returns the number of the last one."""
         self.open.clear()
+        self.left.clear()
         return self.number
 
     def restore(self, settled: int) -> None:
@@ -115,6 +113,7 @@ class Charges:
         for event in read_journal(self.journal.path):
             if event.get("event") == "charge" and event["number"] > settled:
                 self.open[event["client"]] += 1
+                self.left.append(event)
                 self.number = max(self.number, event["number"])
 
 
@@ -124,13 +123,13 @@ def epsilon(noise: float, delta: float, times: int = 1) -> float:
     if not times:
         return 0.0
     with np.errstate(all="ignore"):
-        return float(_accountant().get_epsilon_gaussian(noise / APART / math.sqrt(times), delta))
+        return float(accountant().get_epsilon_gaussian(noise / APART / math.sqrt(times), delta))
 
 
 def noise(epsilon: float, delta: float, times: int = 1) -> float:
     """The noise for which `times` uploads have this epsilon."""
     with np.errstate(all="ignore"):
-        return float(_accountant().get_sigma_gaussian(epsilon, delta)) * APART * math.sqrt(times)
+        return float(accountant().get_sigma_gaussian(epsilon, delta)) * APART * math.sqrt(times)
 
 
 def refuse_other_length(began: Experiment, now: Experiment, path: Path) -> None:
@@ -143,27 +142,6 @@ def refuse_other_length(began: Experiment, now: Experiment, path: Path) -> None:
         )
 
 
-def _accountant() -> Any:
-    """The package dp_accounting, which is an optional dependency."""
-    try:
-        return importlib.import_module("dp_accounting")
-    except ImportError:
-        raise SettingsError(MISSING) from None
-
-
-def _refuse_statistics(method: Any, zoo: Zoo) -> None:
-    """Refuses batch norm networks: their statistics of a client's data would leave the device without noise."""
-    asked = settings(method).get("bn_eval", "batch") != "batch"
-    for spec in dict.fromkeys([zoo.full, *(tier.spec for tier in zoo.tiers)]):
-        net = zoo.build(Newborn(spec), stream(0, "blank"))
-        gathers = any(getattr(layer, "running_mean", None) is not None for layer in net.modules())
-        if gathers or (asked and zoo.counting(spec) != spec):
-            raise SettingsError(
-                f"[privacy] and {spec.family}: batch norm gathers statistics of a client's data, which are no part of "
-                'an update; set norm = "group" where the model is named.'
-            )
-
-
 def _most_rounds(experiment: Experiment, population: Clients, recruits: bool) -> int:
     """The number of rounds of the most often asked client; all rounds if the method chooses its own clients."""
     if recruits or experiment.cohort >= population.clients:
@@ -172,64 +150,3 @@ def _most_rounds(experiment: Experiment, population: Clients, recruits: bool) ->
         client.id for index in range(experiment.rounds) for client in population.cohort(index, experiment.cohort)
     )
     return max(asked.values(), default=0)
-
-
-class DryRun:
-    """Calls the method's first round with one client per tier, none of which answers, to see what it asks them for."""
-
-    def __init__(self, method: Any, zoo: Zoo, seed: int) -> None:
-        self.method, self.zoo = method, zoo
-        self.recruits = False
-        """Whether the method chooses its own clients."""
-        self._asked: Counter[str] = Counter()
-        self._closing = False
-        self._cohort = [Client(f"c{number}", tier) for number, tier in enumerate(zoo.tiers)]
-        now = Round(
-            *(0, self._cohort, len(self._cohort), zoo, seed, self._send, self._fold, self._recruit),
-            everyone=lambda: iter(self._cohort),
-        )
-        state = method.init(zoo, stream(seed, "init"))
-        for act in (method.round, method.ready):
-            try:
-                act(state, now)
-            except UserError:
-                raise
-            except Exception:  # some methods fail if nobody answers, but by then they have sent their tasks
-                pass
-            self._closing = True
-
-    @property
-    def uploads(self) -> int:
-        """The most updates that one client uploads in a round."""
-        return max(self._asked.values(), default=0)
-
-    def _send(self, tasks: Iterable[Task]) -> Iterator[Reply]:
-        for task in tasks:
-            if task.to != SERVER:
-                self._check_task(task)
-        return iter(())
-
-    def _fold(
-        self,
-        tasks: Iterable[Task],
-        mean: Mean,
-        held: Mapping[str, Selection],
-        weigh: Callable[[Reply], Weight] | None = None,
-    ) -> Sequence[Reply]:
-        return list(self._send(tasks))
-
-    def _recruit(self, wanted: Callable[[Client], bool]) -> Sequence[Client]:
-        self.recruits = True
-        return [client for client in self._cohort if wanted(client)]
-
-    def _check_task(self, task: Task) -> None:
-        expected = task.expects
-        beside = [*expected.arrays, *(expected.models if self._closing else ())]
-        unknown = [key for key in expected.models if key not in task.models or isinstance(task.models[key], Newborn)]
-        if beside or unknown:
-            raise SettingsError(
-                f"[privacy] adds noise to model updates; {display_name(self.method)}'s clients also upload "
-                f"'{(beside or unknown)[0]}' (in '{task.verb}'), which would leave without noise. Use a method "
-                "that uploads only models, such as fedavg."
-            )
-        self._asked[task.to] += bool(expected.models)

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from potluck.core import require_library
+from potluck.ledger import read_run
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from potluck.report.frames import DataFrame
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
-    """The result of a run."""
+    """The result of a run. It prints as four lines, and a notebook shows its scores and its learning curve."""
 
     folder: Path
     method: str
@@ -24,6 +32,37 @@ class Result:
     weights_sha256: str
     privacy: Mapping[str, Any] | None = None
     """The privacy guarantee; None without [privacy]."""
+    given: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """What only Python can hand over again: `source`, the run's own data, and `method`, if it was an object."""
+
+    @property
+    def path(self) -> Path:
+        """The run folder."""
+        return self.folder
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The scores of every scored round: the lines of scores.jsonl."""
+        return read_run(self.folder).scores
+
+    def frame(self, what: str = "scores") -> DataFrame:
+        """The run as a pandas frame: its "scores" by round and tier, its "costs" by round, or its "tasks".
+
+        Needs the extra `frames`.
+        """
+        require_library("pandas", "frames", "a data frame")
+        from potluck.report.frames import make_frames
+
+        return make_frames([self.folder])[what]
+
+    def model(self, tier: str | None = None, *, client: str | None = None, server: bool = False) -> nn.Module:
+        """The trained network of a tier, ready to use: ``result.model("phone")``. Without a name, of the largest tier.
+
+        `client` gives the model of one client, such as "c0"; `server` the server's own, which may be larger.
+        """
+        from potluck.run.exporting import live_model, trained_model
+
+        return live_model(trained_model(self.folder, tier, client, server, **self.given))
 
     @property
     def metric(self) -> str:
@@ -63,10 +102,38 @@ class Result:
             **({"privacy": dict(self.privacy)} if self.privacy else {}),
         }
 
+    def __repr__(self) -> str:
+        """Four lines: the method, its scores, its costs, its folder."""
+        from potluck.report.units import MetricFormat, format_bytes, format_joules, format_seconds
+
+        metric, told = MetricFormat.of_metric(self.metric), self.totals.get
+        tiers = [f"{name} {metric.format(score)}" for name, score in self.tier_scores.items()]
+        sent = f"{format_bytes(told('bytes_down', 0))} down, {format_bytes(told('bytes_up', 0))} up"
+        modelled = f"{format_seconds(told('device_seconds', 0.0))}, {format_joules(told('joules', 0.0))}"
+        return (
+            f"{self.method.rpartition(':')[2]}, seed {self.seed}, {self.rounds} rounds\n"
+            f"{metric.name} {metric.format(self.score)}{': ' if tiers else ''}{', '.join(tiers)}\n"
+            f"{sent}; modelled on the devices: {modelled}\n"
+            f"{self.folder}"
+        )
+
+    @property
+    def tier_scores(self) -> dict[str, float | None]:
+        """The main score of each tier: on the test set, or else its clients' mean."""
+        return {
+            name: (tier.get("test") or {}).get(self.metric, (tier.get("clients") or {}).get("mean"))
+            for name, tier in (self.scores.get("tiers") or {}).items()
+        }
+
+    def _repr_html_(self) -> str:
+        from potluck.report.notebook_view import run_view
+
+        return run_view(self.folder, repr(self))
+
 
 @dataclass(frozen=True)
 class FailedRun:
-    """A run of a comparison that has no result: it diverged, too few clients answered, or its process died twice."""
+    """A run without a result: it diverged, too few clients answered, it was interrupted, or its process died twice."""
 
     folder: Path
     label: str
@@ -74,10 +141,16 @@ class FailedRun:
     method: str
     seed: int
     status: str
-    """diverged: the clients' updates were not finite. failed: they did not answer, or the process of the run died."""
+    """diverged: the clients' updates were not finite. failed: they did not answer, or the process of the run died.
+    interrupted: by the user; it can be resumed."""
     round: int
     """The round in which it ended; 0 if that is not known."""
     reason: str
+
+    @property
+    def path(self) -> Path:
+        """The run folder."""
+        return self.folder
 
     @property
     def how(self) -> str:

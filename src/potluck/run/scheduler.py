@@ -7,43 +7,24 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from potluck.core import UserError
 from potluck.ledger import LedgerError, RunFolder, read_run
-from potluck.run.child import Message
+from potluck.run.child import ONGOING, Message
 from potluck.run.interrupts import Interrupts
-from potluck.run.loop import ProgressListener
 from potluck.run.places import BackgroundRun, Places
+from potluck.run.planning import Plan
 from potluck.run.result import FailedRun, Result
-from potluck.run.settings import Experiment
-
-
-class Plan(NamedTuple):
-    """One run of a comparison."""
-
-    label: str
-    experiment: Experiment
-    folder: Path
-
-    def failed(self, status: str, round: int, reason: str) -> FailedRun:
-        """This run without a result."""
-        one = self.experiment
-        return FailedRun(self.folder, self.label, str(one.method["name"]), one.seed, status, round, reason)
-
-    def failed_as_recorded(self) -> FailedRun:
-        """This run without a result, as its manifest tells."""
-        told = read_run(self.folder).manifest
-        return self.failed(str(told.get("status")), fault_round(told), str(told.get("fault")))
+from potluck.run.watch import Watch, whole
 
 
 @runtime_checkable
-class StateListener(Protocol):
-    """What a progress listener may have besides, to hear where its run stands among others."""
+class QueueWatch(Protocol):
+    """What a watch may have besides, to hear where its run stands among others."""
 
     def waits(self) -> None: ...
     def starts(self) -> None: ...
-    def ends(self, outcome: Result | FailedRun) -> None: ...
 
 
 class Scheduler:
@@ -53,10 +34,12 @@ class Scheduler:
         self,
         plans: Sequence[Plan],
         places: Places,
-        watches: Sequence[ProgressListener],
+        watches: Sequence[Watch],
         outcomes: dict[int, Result | FailedRun],
     ) -> None:
-        self.plans, self.places, self.watches, self.outcomes = plans, places, watches, outcomes
+        self.plans, self.places, self.outcomes = plans, places, outcomes
+        self.watches = [whole(watch) for watch in watches]
+        self._queue = {number: watch for number, watch in enumerate(watches) if isinstance(watch, QueueWatch)}
         self._waiting = deque(range(len(plans)))
         self._runs: dict[int, BackgroundRun] = {}
         self._deaths: Counter[int] = Counter()
@@ -68,9 +51,8 @@ class Scheduler:
         """
         with Interrupts() as stops:
             try:
-                for watch in self.watches:
-                    if isinstance(watch, StateListener):
-                        watch.waits()
+                for watch in self._queue.values():
+                    watch.waits()
                 while self._waiting or self._runs:
                     with stops.defer():
                         self._start()
@@ -87,9 +69,9 @@ class Scheduler:
     def _start(self) -> None:
         while self._waiting and self.places.has_room():
             number = self._waiting.popleft()
-            plan, watch = self.plans[number], self.watches[number]
-            if isinstance(watch, StateListener):
-                watch.starts()
+            plan = self.plans[number]
+            if number in self._queue:
+                self._queue[number].starts()
             self._runs[number] = self.places.start(plan.experiment, plan.folder)
 
     def _listen(self) -> None:
@@ -100,6 +82,9 @@ class Scheduler:
     def _take(self, number: int, message: Message) -> None:
         watch = self.watches[number]
         match message["kind"]:
+            case "start":
+                watch.start(Path(message["folder"]), message["manifest"], message["done"])
+                return
             case "round":
                 watch.round(message["done"], message["scores"], message["totals"])
                 return
@@ -119,12 +104,13 @@ class Scheduler:
 
     def _outcome(self, number: int, told: Mapping[str, Any] | None) -> Result | FailedRun:
         plan = self.plans[number]
-        return plan.failed_as_recorded() if told is None else Result(**{**told, "folder": plan.folder})
+        if told is None:
+            return failed_as_recorded(plan.folder, plan.label)
+        return Result(**{**told, "folder": plan.folder})
 
     def _end(self, number: int, outcome: Result | FailedRun) -> None:
-        self.outcomes[number], watch = outcome, self.watches[number]
-        if isinstance(watch, StateListener):
-            watch.ends(outcome)
+        self.outcomes[number] = outcome
+        self.watches[number].end(outcome)
 
     def _resume_once(self, number: int, how: str) -> None:
         self._deaths[number] += 1
@@ -142,13 +128,20 @@ class Scheduler:
         while self._runs:
             for number, run in list(self._runs.items()):
                 for message in run.poll():
-                    if message["kind"] in ("round", "warning"):
+                    if message["kind"] in ONGOING:
                         continue
                     del self._runs[number]
                     if message["kind"] == "result":
-                        self.outcomes[number] = self._outcome(number, message["result"])
+                        self._end(number, self._outcome(number, message["result"]))
             if self._runs:
                 self.places.wait()
+
+
+def failed_as_recorded(folder: Path, label: str) -> FailedRun:
+    """A run without a result, as its manifest tells."""
+    told = read_run(folder).manifest
+    status, reason = str(told.get("status")), str(told.get("fault"))
+    return FailedRun(folder, label, str(told["method"]), int(told["seed"]), status, fault_round(told), reason)
 
 
 def fault_round(manifest: Mapping[str, Any]) -> int:

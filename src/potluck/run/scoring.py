@@ -19,7 +19,20 @@ PIECE = 2048
 
 
 def score(setup: Setup, session: RoundSession, state: Any, done: int) -> tuple[dict[str, Any], list[str]]:
-    """Scores the models after `done` rounds. Returns all scores, and the faults that occurred."""
+    """Scores the models after `done` rounds. Returns all scores, and the faults that occurred.
+
+    The scores are a line of ``scores.jsonl``, one JSON object:
+
+    - `round`: after how many rounds; 0 is before the first.
+    - `metric`: the name of the main score, such as accuracy.
+    - `global`: the server's model on the splits "validation" and "test", each with the main score, the loss, the count
+      of rows and, if there are classes, the score of each ("per_class"). null: the server has no model.
+    - `tiers`: by name, the same for each tier's model; "clients": its clients on their own test rows.
+    - `clients`: the scored clients' main scores on their own test rows: "mean", "sd", "worst" (mean of the worst
+      tenth), "count", all "values" from low to high, and the "ids" of their clients.
+    - `local`: with score.local, the same for the server's model with the classes masked that a client lacks.
+    - `personal`: with score.personal, the same after local epochs: "common", "own", "commonest", and by "tiers".
+    """
     method, zoo = setup.context.method, setup.context.zoo
     problem: Any = setup.context.problem
     tiers = {tier.name: Client(f"any {tier.name}", tier) for tier in zoo.tiers}
@@ -52,7 +65,8 @@ def score(setup: Setup, session: RoundSession, state: Any, done: int) -> tuple[d
     if whole is not None:
         scores["local"] = _spread({c.id: _test_score(tallies.get((c.id, LOCAL)), problem) for c in clients})
     if setup.experiment.score.personal:
-        scores["personal"], more = personal_scores(session, clients, own, problem)
+        trained = {client.id: own[client.id] if method.can_train(client, zoo) else None for client in clients}
+        scores["personal"], more = personal_scores(session, clients, trained, problem)
         faults += more
     return scores, faults
 

@@ -37,27 +37,22 @@ from potluck.data import OWN, Source
 from potluck.engines import Engine
 from potluck.ledger import LedgerError, RunFolder, planned_rounds, read_regular
 from potluck.run import config, data_record, privacy, toml
+from potluck.run.advice import advice
 from potluck.run.assemble import Setup, assemble, describe_data, engine_name
 from potluck.run.code_checksum import code_checksum
+from potluck.run.devices import Devices
 from potluck.run.features import keep_features
+from potluck.run.holdings import holdings_text
 from potluck.run.interrupts import Interrupted, Interrupts
-from potluck.run.loop import Loop, ProgressListener
+from potluck.run.loop import Loop
+from potluck.run.observers import check_observers, observers
 from potluck.run.restoring import restore_state
-from potluck.run.result import Result
+from potluck.run.result import FailedRun, Result
 from potluck.run.settings import Experiment, TierSettings
+from potluck.run.watch import Watch, Watches, whole
 from potluck.run.world import start_engine
 
 RUNS = Path("runs")
-
-
-class Silent:
-    """A progress listener that does nothing."""
-
-    def round(self, done: int, scores: Mapping[str, Any] | None, totals: Mapping[str, float]) -> None:
-        pass
-
-    def warn(self, text: str) -> None:
-        pass
 
 
 def run(
@@ -66,28 +61,38 @@ def run(
     *,
     source: Source | None = None,
     method: Any = None,
-    watch: ProgressListener | None = None,
+    watch: Watch | None = None,
+    advise: bool = True,
 ) -> Result:
     """Runs an experiment from round 0 and saves everything in a run folder.
 
     `experiment` is an `Experiment`, or a mapping with the keys of a TOML file; None runs the built-in digits. `source`
-    is your own data, `method` your own method object.
+    is your own data, `method` your own method object. `watch` hears of the run; with `advise`, also what to know of it
+    before round 0.
     """
     if experiment is None:
         experiment = config.read_experiment(None)
     if not isinstance(experiment, Experiment):
         experiment = config.experiment(experiment)
     if source is not None:
-        data = dataclasses.replace(experiment.data, name=OWN, path="", test_path="")
-        experiment = dataclasses.replace(experiment, data=data)
+        experiment = with_own_data(experiment)
     setup = assemble(experiment, source, method)
+    for text in advice(setup) if advise else ():
+        whole(watch).warn(text)
     path = Path(out) if out is not None else fresh_folder(experiment)
 
     def folder() -> RunFolder:
         text = toml.write(experiment.plain())
-        return RunFolder.create(path, text, manifest(setup), mark(setup), experiment.run.keep)
+        words = data_record.vocabulary_text(setup.source) if setup.source is not None else b""
+        held = holdings_text(setup)
+        return RunFolder.create(path, text, manifest(setup), mark(setup), experiment.run.keep, words, held)
 
-    return run_in_folder(setup, folder, watch or Silent())
+    return run_in_folder(setup, folder, watch)
+
+
+def with_own_data(experiment: Experiment) -> Experiment:
+    """The experiment with data that is handed over in Python."""
+    return dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, name=OWN, path="", test_path=""))
 
 
 def resume(
@@ -97,7 +102,7 @@ def resume(
     engine: str | None = None,
     source: Source | None = None,
     method: Any = None,
-    watch: ProgressListener | None = None,
+    watch: Watch | None = None,
 ) -> Result:
     """Resumes a run from its newest valid checkpoint; `rounds` and `engine` may be changed.
 
@@ -124,7 +129,7 @@ def resume(
             data_record.refuse_other_data(record, setup.source, setup.public, path)
         if mark(setup) != opened.mark:
             raise SettingsError(f"{path}: its settings.toml was changed since it began; start a new run instead.")
-        return run_in_folder(setup, folder, watch or Silent(), resumed=True)
+        return run_in_folder(setup, folder, watch, resumed=True)
 
 
 def settings_of(folder: RunFolder) -> Experiment:
@@ -144,13 +149,14 @@ def _apply_overrides(experiment: Experiment, rounds: int, engine: str | None) ->
 def run_in_folder(
     setup: Setup,
     open_folder: Callable[[], RunFolder],
-    watch: ProgressListener,
+    watch: Watch | None,
     resumed: bool = False,
     start: Callable[[Setup], Engine] = start_engine,
     done: Callable[[Result], None] = lambda result: None,
 ) -> Result:
     """Runs the remaining rounds, and closes the engine and the folder in every case; `done` is called before that."""
-    threads = torch.get_num_threads()
+    threads, heard = torch.get_num_threads(), whole(watch)
+    check_observers(setup)
     gc.freeze()  # existing objects stay until the end, so the collector need not scan them in every round
     try:
         with Interrupts() as stops, closing(start(setup)) as engine, ExitStack() as stack:
@@ -158,8 +164,10 @@ def run_in_folder(
             try:
                 with stops.defer():  # no folder may be left that says "running"
                     folder = stack.enter_context(open_folder())
-                result = _run_to_end(Loop(setup, engine, folder, watch, stops), resumed)
+                told = Watches(heard, observers(setup, folder))
+                result = _run_to_end(Loop(setup, engine, folder, told, stops), resumed)
                 done(result)
+                told.end(result)
                 return result
             except KeyboardInterrupt:
                 if folder is None:
@@ -184,6 +192,7 @@ def _run_to_end(loop: Loop, resumed: bool) -> Result:
     elif resumed:
         watch.warn("no checkpoint was written yet: starting at round 0")
     folder.update_manifest(status="running", rounds=experiment.rounds, fault=None, fault_round=None)
+    watch.start(folder.path, folder.manifest(), loop.progress.done)
     try:
         loop.run()
     except BaseException as fault:
@@ -191,10 +200,12 @@ def _run_to_end(loop: Loop, resumed: bool) -> Result:
             loop.save_before_exit()
             at = loop.progress.done + 1 if isinstance(fault, QuorumError) else None
             ended = _status_after(fault)
-            folder.update_manifest(status=ended, fault=_one_line(fault), fault_round=at, privacy=loop.promise)
+            told = {"privacy": loop.promise, "secure": loop.secured}
+            folder.update_manifest(status=ended, fault=_one_line(fault), fault_round=at, **told)
         except LedgerError as second:  # it must not hide the first
             if str(second) != str(fault):
                 watch.warn(str(second))
+        watch.end(_failed_run(loop, fault))
         raise
     keep_features(loop)
     result = Result(
@@ -207,8 +218,15 @@ def _run_to_end(loop: Loop, resumed: bool) -> Result:
         loop.weights(),
         loop.promise,
     )
-    folder.update_manifest(status="done", result=result.plain(), privacy=loop.promise)
+    folder.update_manifest(status="done", result=result.plain(), privacy=loop.promise, secure=loop.secured)
     return result
+
+
+def _failed_run(loop: Loop, fault: BaseException) -> FailedRun:
+    """The run that this exception ended."""
+    experiment, at = loop.experiment, loop.progress.done + 1
+    name, told = str(experiment.method.get("name")), label(loop.context.method)
+    return FailedRun(loop.folder.path, told, name, experiment.seed, _status_after(fault), at, _one_line(fault))
 
 
 def _mark_interrupted(folder: RunFolder) -> None:
@@ -233,7 +251,20 @@ def state_of(setup: Setup, fields: Mapping[str, Any]) -> Any:
 
 
 def manifest(setup: Setup) -> dict[str, Any]:
-    """The manifest: settings, versions, machine and tiers of a run."""
+    """The manifest, one JSON object: what a run is, where it ran, and how it ended.
+
+    - What it is: `name`, `method`, its `label` for people, its `facts` (what it needs and allows), `variant`, `seed`,
+      `rounds` to do, `cohort`, `privacy` (the guarantee, or null), `secure` (how much secure sums opened, or null).
+    - Its data: `classes`; `data`, with the sizes of the data set and a checksum of its rows; `clients`; `tiers`, each
+      with `name`, `share`, `clients`, `profile`, `parameters`, `width` and `depth`; `basis` and `source` of its device
+      if they are no built-in figures. In a federation between machines also `nodes` (their names) and `charter`.
+    - Where it runs: `potluck` (the version), `code` (a checksum), `engine`, `hardware`, `stack`, `python`, `torch`,
+      `numpy`, `host`, `pid`, `started`.
+    - How it goes: `status` (running, done, interrupted, diverged or failed); `fault` and `fault_round`, why and in
+      which round it ended early; `result`, the scores and costs at the end; `saved`, whether there is a checkpoint.
+    - For resuming: `schema`, the version of these layouts; `mark`, a hash of settings and networks; `keep`, how many
+      checkpoints are kept.
+    """
     experiment, zoo = setup.experiment, setup.context.zoo
     counts = setup.population.counts()
     return {
@@ -244,6 +275,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
         "label": label(setup.context.method),
         "facts": dataclasses.asdict(told) if (told := facts_of(setup.context.method)) else None,
         "privacy": privacy.guarantee(experiment.privacy, setup.context.mechanism) if setup.context.mechanism else None,
+        "secure": {"min_holders": experiment.secure.min_holders} if experiment.secure.enabled else None,
         "variant": experiment.variant,
         "seed": experiment.seed,
         "rounds": experiment.rounds,
@@ -270,10 +302,19 @@ def manifest(setup: Setup) -> dict[str, Any]:
                 "parameters": zoo.cost(tier.spec, 1).parameters,
                 "width": to_plain(tier.width),
                 "depth": tier.depth,
+                **_device_facts(setup, tier.name),
             }
             for tier in zoo.tiers
         ],
     }
+
+
+def _device_facts(setup: Setup, tier: str) -> dict[str, str]:
+    """What a tier's speed and memory rest on, if not on a built-in profile."""
+    if setup.experiment.fleet.file:
+        return {"basis": "drawn", "source": setup.experiment.fleet.file}
+    device = setup.population.devices[tier]
+    return {} if device.basis == "modelled" else {"basis": device.basis, "source": device.source}
 
 
 def mark(setup: Setup) -> str:
@@ -282,11 +323,13 @@ def mark(setup: Setup) -> str:
     Settings that have their default value are left out. So a run can be resumed with code that knows more settings.
     """
     plain, usual, method = setup.experiment.plain(), Experiment().plain(), setup.context.method
-    for name in ("name", "variant", "rounds", "run", "compare", "score", "method", "nodes"):
+    for name in ("name", "variant", "rounds", "run", "compare", "score", "method", "nodes", "track"):
         plain.pop(name)
     tier = to_plain(dataclasses.asdict(TierSettings()))
     plain = {name: changed_settings(value, usual[name]) for name, value in plain.items()}
     plain["tier"] = [changed_settings(one, tier) for one in setup.experiment.plain()["tier"]]
+    if files := Devices(setup.experiment).checksums():
+        plain["devices"] = files
     plain["method"] = [type(method).__name__, changed_settings(settings(method), _usual_settings(type(method)))]
     plain["networks"] = [
         spec.plain() for spec in (setup.context.zoo.full, *(tier.spec for tier in setup.population.tiers))

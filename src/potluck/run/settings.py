@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
-from potluck.core import Local, SettingsError, to_plain
+from potluck.core import Local, SettingsError, nearest_name, to_plain
 from potluck.data import Data
 from potluck.engines import Gate
 from potluck.fleet import Fleet
 from potluck.learn import Precision
+from potluck.secure.settings import Secure
 
 
 @dataclass(frozen=True)
@@ -20,17 +23,19 @@ class TierSettings:
     """A kind of device, under [[tier]]."""
 
     name: str = "everyone"
+    """Its name, in tables and in --set tier.NAME.share=2; each tier has its own."""
     share: float = 1.0
     """Its share of the clients, relative to the other tiers' shares."""
     width: float | dict[str, float] | Literal["fit"] | None = None
     """The fraction of each layer's units that it can train, for all layers or by axis group ("layer*.qk" stands for
     that group of every layer). "fit": the largest of fleet.widths that a device of its profile can train."""
-    depth: int | tuple[int, ...] | None = None
-    """The number of blocks that it can train; one number per stage if the family has stages."""
+    depth: int | tuple[int, ...] | Literal["fit"] | None = None
+    """The number of blocks that it can train; one number per stage if the family has stages. "fit": the largest that a
+    device of its profile can train; with width = "fit" too, the pair with the most FLOPs."""
     model: dict[str, Any] | None = None
     """Its own architecture instead of a part of [model]; written like [model]."""
     profile: str = "laptop"
-    """The device profile for its costs: `potluck list profiles`."""
+    """The device profile for its costs: `potluck list profiles`; or a file that `potluck measure` wrote, "my.toml"."""
     server_lr: float | None = None
     """The learning rate of the server's rule (method.server) for this tier's network; None: the rule's own. Under
     InclusiveFL every tier has a network on the server. Methods with one network there take the rate of its tier."""
@@ -125,6 +130,8 @@ class Running:
     """How often a round that missed its quorum is tried again."""
     stop_at: dict[str, float] = field(default_factory=dict)
     """Stop early when the main score on the validation set reaches this: {accuracy = 0.95}."""
+    live: bool = True
+    """Write live.jsonl into the run folder, which `potluck board` follows: every task and round, as it happens."""
 
     def __post_init__(self) -> None:
         lows = {"workers": 0, "streams": 1, "stack": 0, "checkpoint_every": 1, "keep": 1, "quorum": 0, "retries": 0}
@@ -158,32 +165,64 @@ class Running:
 
 @dataclass(frozen=True)
 class Privacy:
-    """Noise on what clients upload, under [privacy]: off until `noise` or `epsilon` is given. See docs/security.md."""
+    """Noise on what clients upload, or on its sum, under [privacy]: off until `noise` or `epsilon` is given. See
+    docs/security.md."""
 
-    clip: float = 1.0
-    """The largest norm of an update (new minus sent) that leaves a device; a longer one is scaled down."""
+    where: Literal["device", "server"] = "device"
+    """Where noise is added. device: to every update before it leaves (local differential privacy). server: to the sum
+    of the clipped updates (central differential privacy), so that much less is needed; the server is trusted to."""
+    mechanism: Literal["gaussian", "tree"] = "gaussian"
+    """The noise of the server. gaussian: independent in every round; counts on a random cohort that stays secret. tree:
+    on sums over rounds (DP-FTRL), where nothing is assumed of who takes part."""
+    clip: float | Literal["adaptive"] = 1.0
+    """The largest norm of an update (new minus sent) that leaves a device; a longer one is scaled down. "adaptive":
+    with noise of the server, it follows a quantile of the clients' norms, which costs a small part of the privacy."""
+    first_clip: float = 0.1
+    """The clip of the first round, if it is adaptive."""
+    quantile: float = 0.5
+    """The share of updates that an adaptive clip leaves as they are."""
     noise: float | None = None
-    """The standard deviation of the Gaussian noise on each entry of an update, as a multiple of `clip`."""
+    """The standard deviation of the Gaussian noise on each entry of an update (at the server: of the sum), as a
+    multiple of `clip`."""
     epsilon: float | None = None
     """Instead of `noise`: the epsilon to guarantee to every client; the noise follows from it."""
     delta: float = 1e-5
     """The probability with which the guarantee may fail."""
+    neighbours: Literal["auto", "replace-one"] = "auto"
+    """What epsilon of the server's noise compares. auto: a client that is there or not, if cohorts are drawn by coins
+    (fleet.draw = "poisson"); one whose updates are left out, under mechanism = "tree"; else replace-one. replace-one: a
+    client with any other data, as always with noise of devices; a stronger promise."""
     per: Literal["run", "upload"] = "run"
     """What `epsilon` covers: all uploads of a client in the run, or each single upload."""
 
     def __post_init__(self) -> None:
-        for name in ("clip", "noise", "epsilon"):
-            if (value := getattr(self, name)) is not None and not 1e-6 <= value <= 1e6:
+        for name in ("clip", "first_clip", "noise", "epsilon"):
+            value = getattr(self, name)
+            if value is not None and value != "adaptive" and not 1e-6 <= value <= 1e6:
                 raise ValueError(f"privacy.{name} = {value} must be from 1e-6 to 1e6")
         if not 1e-100 <= self.delta < 1:
             raise ValueError(f"privacy.delta = {self.delta} must be above 0 and below 1")
+        if not 0 < self.quantile < 1:
+            raise ValueError(f"privacy.quantile = {self.quantile} must be above 0 and below 1")
         if self.noise is not None and self.epsilon is not None:
             raise ValueError("privacy.noise and privacy.epsilon exclude each other; give one of them")
+        if self.where == "device" and (self.clip == "adaptive" or self.mechanism == "tree"):
+            name = 'clip = "adaptive"' if self.clip == "adaptive" else 'mechanism = "tree"'
+            raise ValueError(f'privacy.{name} needs privacy.where = "server"')
+        if self.clip == "adaptive" and self.mechanism == "tree":
+            raise ValueError('privacy.clip = "adaptive" and privacy.mechanism = "tree" exclude each other: give a clip')
+        if self.where == "server" and self.per == "upload":
+            raise ValueError('privacy.per = "upload" needs privacy.where = "device": the server releases only sums')
 
     @property
     def enabled(self) -> bool:
         """Whether updates get noise."""
         return self.noise is not None or self.epsilon is not None
+
+    @property
+    def clip_at_first(self) -> float:
+        """The clip of the first round."""
+        return self.first_clip if self.clip == "adaptive" else self.clip
 
 
 @dataclass(frozen=True)
@@ -246,6 +285,10 @@ class Nodes:
             raise ValueError(f"nodes.deadlines has {self.deadlines[odd[0]]:g} for '{odd[0]}'; give seconds above 0")
 
 
+BUDGETS = ("rounds", "bytes", "time", "energy", "flops")
+"""What a comparison can be held equal in."""
+
+
 @dataclass(frozen=True)
 class Comparison:
     """What `potluck compare` runs by default, under [compare]."""
@@ -253,6 +296,7 @@ class Comparison:
     methods: tuple[str | dict[str, Any], ...] = ()
     """Names, or tables with a name and settings of that method."""
     seeds: tuple[int, ...] = ()
+    """The seeds with which every method runs; empty: the experiment's own seed."""
     jobs: int = 1
     """How many runs go on at the same time, each in a process of its own with its share of the cores. The results are
     the same."""
@@ -263,12 +307,59 @@ class Comparison:
     changes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Settings that are changed for a method, by its name, written like --set: a method may need tiers of another kind
     (widths for HeteroFL, depths for InclusiveFL). They come after those of a variant."""
+    budget: dict[str, float] = field(default_factory=dict)
+    """Compare at equal cost as well: tables and reports show the score at the last scored round within {energy = 500}.
+    Keys: rounds, bytes, time (modelled seconds), energy (joules), flops; each has its own column. No run is cut."""
+    tune: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    """The values that every method tries for a setting: {"local.lr" = [0.01, 0.03, 0.1]}. Each chooses by validation
+    score, and runs with what it chose. A method's own setting has the method's name in front: "fedprox.mu"."""
+    tune_seeds: tuple[int, ...] = (1000,)
+    """The seeds of the runs that choose; none of them may be in `seeds`."""
+    chosen: dict[str, Any] = field(default_factory=dict)
+    """What a method chose, by which score, and what the choice cost. `potluck compare` sets it."""
 
     def __post_init__(self) -> None:
         if self.jobs < 1:
             raise ValueError(f"compare.jobs = {self.jobs} is below 1")
+        if empty := [name for name, values in self.tune.items() if not values]:
+            raise ValueError(f"compare.tune has no values for '{empty[0]}'; give some, such as [0.01, 0.1]")
+        if self.tune and not self.tune_seeds:
+            raise ValueError("compare.tune_seeds is empty; give at least one seed")
+        for key, amount in self.budget.items():
+            if key not in BUDGETS:
+                near = nearest_name(key, BUDGETS)
+                hint = f"did you mean '{near}'?" if near else "there is no such cost."
+                raise ValueError(f"compare.budget.{key} = {amount:g}: {hint} There are {', '.join(BUDGETS)}")
+            if not 0 < amount < math.inf:
+                raise ValueError(f"compare.budget.{key} = {amount:g} must be above 0")
         if odd := self.only.keys() - self.variants.keys():
             raise ValueError(f"compare.only names '{min(odd)}', which is not in compare.variants")
+
+
+@dataclass(frozen=True)
+class Track:
+    """Trackers that hear of a run, under [track]; any of them at once (`pip install 'potluck[track]'`). None of them
+    changes a result. See docs/tracking.md."""
+
+    tensorboard: bool | str = False
+    """true: an event file in the run folder. A folder, such as "runs/tb": one in a folder for each run in there."""
+    mlflow: str = ""
+    """Where MLflow keeps runs: a folder, such as "file:./mlruns", or the address of a server. The experiment has the
+    name of this one."""
+    wandb: str = ""
+    """The project at Weights & Biases: "project", or "team/project"."""
+    wandb_mode: Literal["offline", "online"] = "offline"
+    """offline: W&B's files stay in the run folder, until you send them with `wandb sync`. online: they are also sent
+    while the run goes on."""
+
+    def __post_init__(self) -> None:
+        if "@" in urlsplit(self.mlflow).netloc:
+            raise ValueError(
+                "track.mlflow holds a user or password, which every copy of the settings would tell; set "
+                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead"
+            )
+        if self.wandb and not re.fullmatch(r"([^/\\#?%:]+/)?[^/\\#?%:]+", self.wandb):
+            raise ValueError(f"track.wandb = {self.wandb!r} must be a project, or a team and a project: team/project")
 
 
 @dataclass(frozen=True)
@@ -276,27 +367,34 @@ class Experiment:
     """All settings of one experiment."""
 
     name: str = "digits"
+    """What run folders and reports are called; in a file, by default the file's name."""
     variant: str = ""
     """The name of the variant in a comparison, which sets it; else empty."""
     seed: int = 0
+    """Everything random follows from it: the partition, the first weights, cohorts and batches."""
     rounds: int = 40
+    """How many rounds are trained."""
     cohort: int = 10
     """The number of clients in each round."""
     data: Data = Data()
     model: dict[str, Any] = field(default_factory=lambda: {"name": "cnn"})
-    """The server's network: its name, and options of its family. See `potluck list models`."""
+    """The server's network: its name, and options of its family. See `potluck list models`. A network of your own has
+    the name "module:function"; its other settings are the function's arguments."""
     tier: tuple[TierSettings, ...] = (TierSettings(),)
     fleet: Fleet = Fleet()
     method: dict[str, Any] = field(default_factory=lambda: {"name": "fedavg"})
-    """The method's name and its settings. See `potluck list methods`."""
+    """The method's name and its settings. See `potluck list methods`. A method of your own has the name
+    "module:Class"."""
     local: Local = Local(epochs=5, batch=8)
     """How clients train; the same for every method."""
     gate: Gate = Gate()
     privacy: Privacy = Privacy()
+    secure: Secure = Secure()
     score: Scoring = Scoring()
     run: Running = Running()
     compare: Comparison = Comparison()
     nodes: Nodes = Nodes()
+    track: Track = Track()
 
     def __post_init__(self) -> None:
         for name, low in (("seed", 0), ("rounds", 0), ("cohort", 1)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import TypeAlias
 
 import torch
@@ -147,10 +147,18 @@ def _part(spec: Spec, largest: bool, headless: bool, zoo: Zoo) -> Part:
 
 def _shared_tensors(spec: Spec, own: Part, zoo: Zoo) -> dict[tuple[str, Shape], str]:
     last, shapes = block_count(spec, zoo) - 1, zoo.shapes(spec)
-    common = [
-        name for name, block in _tensor_blocks(spec, zoo) if name.startswith("stem.") or block not in (None, last)
-    ]
+    stem = _stem_tensors(spec, zoo)
+    common = [name for name, block in _tensor_blocks(spec, zoo) if name in stem or block not in (None, last)]
     return {(name, shapes[name]): own.place(name).name for name in common}
+
+
+def _stem_tensors(spec: Spec, zoo: Zoo) -> frozenset[str]:
+    """The tensors before the blocks: those of ``stem``; in a network of one's own, those that are listed before."""
+    named = frozenset(name for name in zoo.shapes(spec) if name.startswith("stem."))
+    if named or not isinstance(spec.options.get("blocks"), str):
+        return named
+    before = takewhile(lambda each: each[1] is None, _tensor_blocks(spec, zoo))
+    return frozenset(name for name, _ in before) - frozenset(zoo.class_rows(spec))
 
 
 def _teachers(spec: Spec, larger: Spec, zoo: Zoo) -> dict[str, tuple[str, ...]]:
@@ -172,6 +180,8 @@ def _tensor_blocks(spec: Spec, zoo: Zoo) -> Iterable[tuple[str, int | None]]:
 
 def _role(spec: Spec, name: str) -> str:
     """A tensor's name within its block: without ``body.<block>`` or ``body.<stage>.<position>``."""
+    if isinstance(path := spec.options.get("blocks"), str):  # where a network of one's own has its blocks
+        return name.removeprefix(f"{path}.").split(".", 1)[-1]
     return name.split(".", 3 if isinstance(spec.depth, tuple) else 2)[-1]
 
 

@@ -89,6 +89,7 @@ class Moss(Averaging):
     )
 
     wire: WireSettings = WireSettings()
+    """How a model teaches another on the public rows (WIRE)."""
     fidelity: Literal["samples", "flat", "equal"] = "samples"
     """Weights of students in FILE: the mean cosine of their logits with their teacher's, row by row; one cosine of all
     rows in one vector; or equal weights."""

@@ -73,8 +73,11 @@ class WireSettings(DistillationSettings):
     ahead_every: int = 1
     """Train the meta-networks after every so many steps: it takes about thirteen times as long as a step."""
     meta_lr: float = 1e-4
+    """The learning rate of the meta-networks."""
     meta_decay: float = 1e-4
+    """The weight decay of the meta-networks."""
     meta_layers: Literal[1, 2] = 1
+    """Linear layers of each meta-network."""
     loc_norm: Literal["none", "softmax"] = "none"
     """Loc of each pair of taps lies between 0 and 6, or all Locs sum to one."""
 
