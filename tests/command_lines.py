@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from potluck.cli.serving import app
+from potluck.cli.measuring import app
 
 COMMANDS = typer.main.get_command(app)
 PLACEHOLDERS = ("…", "...")

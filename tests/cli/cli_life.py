@@ -74,8 +74,10 @@ class Held(FedAvg):
 
 
 def wait(place):
-    while held_at() == place:
+    while True:
         try:
+            if held_at() != place:
+                return
             Path("held").touch()
             Path(f"held-{os.getpid()}").touch()
             time.sleep(0.002)

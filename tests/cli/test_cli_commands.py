@@ -8,7 +8,7 @@ import pytest
 import torch
 from cli_life import SETTINGS, saved
 
-COMMANDS = ("run", "resume", "compare", "report", "export", "list")
+COMMANDS = ("run", "resume", "compare", "report", "export", "list", "explain")
 THINGS = ("methods", "models", "data", "engines", "profiles")
 QUICK = ("--set", "rounds=2", "--set", "method.name=fedavg")
 
@@ -195,10 +195,18 @@ def test_methods_are_compared_end_to_end(potluck, place):
         "report.html",
     ]  # fmt: skip
 
+    first, second = found["rows"]
+    assert first["best_other"] == second["label"]
+    assert first["differences"][second["label"]]["count"] == 2
+    assert len(first["by_seed"]["global"]) == 2
+    assert first["worst_tier"]["count"] == first["worst"]["count"] == 2
+
     code, out, err = potluck("compare", "tiny.toml", *both, "--set", "rounds=2", "--out", "all")
     assert code == 0
     assert err.count("resumed at round 2") == 4
     assert "FedProx" in out
+    assert "worst tier worst 10%" in " ".join(out.split())
+    assert "Final accuracy: " in out
     assert "report: all/report.html" in out
 
 
@@ -231,7 +239,11 @@ def test_a_model_is_exported_and_the_way_to_load_it_is_told(potluck, copied, pla
     code, out, _ = potluck("export", "run", "--tier", "small", "--to", "a model")
     assert code == 0
     assert 'load it with: from potluck.models import load; net = load("a model")' in out
-    assert sorted(os.listdir("a model")) == ["model.json", "model.safetensors"]
+    assert sorted(os.listdir("a model")) == [
+        *("README.md", "model.json", "model.pt2", "model.safetensors", "predict.py", "requirements.txt", "sample.npz"),
+    ]
+    assert "small (written)" in out
+    assert "latency is measured on this machine" in out
 
 
 @pytest.mark.parametrize(
@@ -256,6 +268,7 @@ def test_a_model_is_exported_and_the_way_to_load_it_is_told(potluck, copied, pla
         (("compare", "tiny.toml", "--methods", "local", "--seeds", "a"), "--seeds a: write whole numbers"),
         (("compare", "tiny.toml", "--methods", "local", "--seeds", "-1"), "seed = -1 is below 0"),
         (("export", "run", "--tier", "phone", "--to", "x"), "--tier phone: this run has the tiers small, large."),
+        (("export", "run", "--to", "x", "--format", "onx"), "Invalid value for '--format': 'onx' is not one of"),
         (("export", "run", "--client", "c99", "--to", "x"), "--client c99: 'c99' is no client of this fleet"),
         (("export", "run", "--client", "c0", "--server", "--to", "x"), "--tier, --client and --server: name one"),
     ],
@@ -414,3 +427,15 @@ def test_a_reader_that_leaves_early_is_no_mistake_to_speak_of():
     found = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
     assert (found.stdout, found.stderr) == ("[", "")
     assert found.returncode in (0, 141)  # whether everything fitted into the pipe or not
+
+
+@pytest.mark.slow
+def test_a_run_is_exported_where_no_package_for_federations_is_installed(place, whole):
+    """As after a plain `pip install`: only a node's own export needs them."""
+    program = (
+        "import sys; sys.modules.update(dict.fromkeys(('cryptography', 'grpc')));"
+        f"from potluck.cli import main; main(['export', {str(whole.folder)!r}, '--to', 'model'])"
+    )
+    done = subprocess.run([sys.executable, "-B", "-c", program], capture_output=True, text=True, cwd=place, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (place / "model" / "model.json").exists()

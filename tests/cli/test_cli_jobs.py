@@ -124,8 +124,8 @@ def test_a_terminal_shows_one_table_with_a_row_for_every_run(monkeypatch):
         scores = {"global": {"test": {"accuracy": 0.5}}, "tiers": {}, "metric": "accuracy"}
         rows[0].round(3, scores, {"bytes_up": 2000})
         rows[1].warn("resumed at round 1")
-        rows[1].ends(Result(Path("a"), "fedprox", 2, 0, scores, {"bytes_up": 3000}, ""))
-        rows[2].ends(FailedRun(Path("b"), "local", "local", 0, "diverged", 2, "not finite"))
+        rows[1].end(Result(Path("a"), "fedprox", 2, 0, scores, {"bytes_up": 3000}, ""))
+        rows[2].end(FailedRun(Path("b"), "local", "local", 0, "diverged", 2, "not finite"))
         shown = table_of(rows[0].progress)
     assert [" ".join(line.replace("━", "").replace("╸", "").split()[:-1]) for line in shown] == [
         "fedavg seed 0 3/4 accuracy 50.0% 2.0 kB",

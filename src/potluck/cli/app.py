@@ -8,11 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
+from potluck.cli import completion
+
 app = typer.Typer(
     name="potluck",
     help="Federated learning where every device brings what it can.",
     epilog="Start with: potluck run",
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -26,6 +27,15 @@ class Format(StrEnum):
     json = "json"
 
 
+class ModelFormat(StrEnum):
+    """How `potluck export` writes a model."""
+
+    safetensors = "safetensors"
+    pt2 = "pt2"
+    onnx = "onnx"
+    executorch = "executorch"
+
+
 class ListTopic(StrEnum):
     """What `potluck list` can list."""
 
@@ -34,6 +44,12 @@ class ListTopic(StrEnum):
     data = "data"
     engines = "engines"
     profiles = "profiles"
+
+
+class ShowTopic(StrEnum):
+    """What `potluck show` can show."""
+
+    data = "data"
 
 
 class EngineName(StrEnum):
@@ -49,8 +65,14 @@ class EngineName(StrEnum):
 
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, such as local.lr=0.05 or tier.phone.share=3."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a setting, such as local.lr=0.05 or tier.phone.share=3.",
+        autocompletion=completion.settings,
+    ),
 ]
+RunFolderArgument = Annotated[Path, typer.Argument(help="A run folder.", autocompletion=completion.run_folders)]
 FormatOption = Annotated[Format, typer.Option("--format", help="Print a table, or one JSON object for programs.")]
 EngineOption = Annotated[
     EngineName | None,
@@ -87,7 +109,7 @@ def run(
 
 @app.command(epilog="Example: potluck resume runs/digits-fedavg-s0 --rounds 60")
 def resume(
-    folder: Annotated[Path, typer.Argument(help="A run folder.")],
+    folder: RunFolderArgument,
     rounds: Annotated[
         int | None,
         typer.Option(help="Continue to this many rounds; by default, to the number last asked for.", min=0),
@@ -113,10 +135,27 @@ def resume(
 def compare(
     file: Annotated[Path | None, typer.Argument(help="A TOML file; without one the built-in digits run.")] = None,
     methods: Annotated[
-        str | None, typer.Option(help="Names, comma-separated; name:key=value sets a method's own setting.")
+        str | None,
+        typer.Option(
+            help="Names, comma-separated; name:key=value sets a method's own setting.",
+            autocompletion=completion.method_list,
+        ),
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds, comma-separated.")] = None,
     changes: SetOption = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=A,B", help="Run every method with each of these values of a setting."),
+    ] = None,
+    tune: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=A,B",
+            help="Let every method choose among these values by validation score, before it runs: local.lr=0.01,0.1; "
+            "fedprox.mu=0.1,1 is for one method.",
+        ),
+    ] = None,
+    tune_seeds: Annotated[str | None, typer.Option(help="Seeds of the runs that choose; by default 1000.")] = None,
     out: Annotated[Path | None, typer.Option(help="The folder of the runs; finished runs in it are kept.")] = None,
     engine: EngineOption = None,
     jobs: Annotated[
@@ -126,7 +165,8 @@ def compare(
 ) -> None:
     """Run several methods on the same data, clients and cohorts; print a table and write one report.
 
-    A run that diverges is marked, and the others go on; the exit code is then 8.
+    All runs are checked before the first one starts. A run that diverges is marked, and the others go on; the exit code
+    is then 8. The same command with the same --out goes on where it stopped, and repeats nothing.
     """
     from potluck.cli import arguments, display
     from potluck.report import compare_rows, read_record, write_report
@@ -136,11 +176,12 @@ def compare(
     from potluck.run.session import fresh_path
 
     experiment = read_experiment(file, [*(changes or ()), *_engine_changes(engine)])
+    experiment = arguments.with_grids(experiment, vary or (), tune or (), tune_seeds)
     wanted = arguments.comparison_methods(experiment, methods)
     numbers = arguments.comparison_seeds(experiment, seeds)
     folder = out or fresh_path(experiment.name, "compare")
     with display.show_comparison_progress(experiment.rounds) as watcher:
-        results = run_comparison(experiment, folder, wanted, numbers, watcher, jobs=jobs)
+        results = run_comparison(experiment, folder, wanted, numbers, watcher, jobs=jobs, note=display.print_note)
     begun = [result.folder for result in results if (result.folder / "manifest.json").exists()]
     if not begun:
         refuse_unfinished(results)
@@ -158,7 +199,10 @@ def compare(
 
 @app.command(epilog="Example: potluck report runs/digits-fedavg-s0 runs/digits-fedprox-s0 --to both.html")
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
+    folders: Annotated[
+        list[Path],
+        typer.Argument(help="Run folders, or folders of run folders.", autocompletion=completion.run_folders),
+    ],
     to: Annotated[Path | None, typer.Option(help="The page; by default report.html in the first folder.")] = None,
     title: Annotated[str | None, typer.Option(help="The page's title.")] = None,
 ) -> None:
@@ -172,7 +216,10 @@ def report(
 
 @app.command(epilog="Example: potluck export runs/digits-fedavg-s0 --tier phone --to phone_model")
 def export(
-    folder: Annotated[Path, typer.Argument(help="A run folder; at a node, its kit or its folder.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(help="A run folder; at a node, its kit or its folder.", autocompletion=completion.run_folders),
+    ],
     to: Annotated[Path, typer.Option(help="The folder to write the model to.")],
     tier: Annotated[
         str | None, typer.Option(help="The tier whose model to write; by default the largest tier.")
@@ -183,19 +230,58 @@ def export(
     server: Annotated[
         bool, typer.Option("--server", help="Write the server's own model, which may be larger than any tier's.")
     ] = False,
+    format: Annotated[
+        ModelFormat,
+        typer.Option(
+            help="safetensors: weights, and a torch.export graph beside them; pt2: the graph alone; onnx; executorch."
+        ),
+    ] = ModelFormat.safetensors,
+    train: Annotated[
+        bool, typer.Option("--train", help="With --format executorch: write a graph for training on devices, too.")
+    ] = False,
 ) -> None:
-    """Write the model of a tier as safetensors, ready to load as a plain nn.Module; at a node, the node's own."""
-    from potluck.cli import display
-    from potluck.federation.node_export import export_node, find_node_folder, refuse_choices
-    from potluck.run import export as write
+    """Write the model of a tier into a folder that runs without Potluck (predict.py); at a node, the node's own."""
+    from potluck.cli import arguments, display
+    from potluck.run.exporting import export_model
 
-    if node := find_node_folder(folder):
-        refuse_choices(tier, client, server)
+    if node := arguments.find_node_folder(folder):
+        from potluck.federation.node_export import export_node, refuse_choices
+
+        refuse_choices(tier, client, server, format.value, train)
         export_node(node, to)
+        display.print_line(f"wrote {to}/model.safetensors and {to}/model.json")
     else:
-        write(folder, to, tier, client, server)
-    display.print_line(f"wrote {to}/model.safetensors and {to}/model.json")
-    display.print_line(f'load it with: from potluck.models import load; net = load("{to}")')
+        display.print_export(export_model(folder, to, tier, client, server, format=format.value, train=train), to)
+    if format is ModelFormat.safetensors:
+        display.print_line(f'load it with: from potluck.models import load; net = load("{to}")')
+
+
+@app.command(name="verify-device", epilog="Example: potluck verify-device phone_model")
+def verify_device(
+    folder: Annotated[Path, typer.Argument(help="A folder that `potluck export --format executorch --train` wrote.")],
+    lr: Annotated[
+        float | None, typer.Option(help="The learning rate; by default, one at which rounding does not count.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option(metavar="module:factory", help="The code of the network, if it is one of your own.")
+    ] = "",
+    format: FormatOption = Format.table,
+) -> None:
+    """Train ten steps with ExecuTorch and with PyTorch on the sample rows, and compare parameters (within 1e-5).
+
+    If they differ, the exit code is 9.
+    """
+    from potluck.cli import display
+    from potluck.run.exporting import TrainingDiffers
+    from potluck.run.exporting import verify_device as verify
+
+    found = verify(folder, lr, model)
+    if format is Format.json:
+        display.print_json(found.plain())
+    else:
+        display.print_training_check(found)
+    if found.wrong:
+        raise TrainingDiffers(f"{folder}: {found.verdict}")
 
 
 @app.command(name="list", epilog="Example: potluck list methods --format json")
@@ -213,9 +299,50 @@ def list_topic(
     display.print_rows(what.value, listing.table_rows(what.value, rows))
 
 
+@app.command(epilog="Example: potluck show data experiments/digits.toml --set data.alpha=0.1 --to data.html")
+def show(
+    what: Annotated[ShowTopic, typer.Argument(help="What to show.")],
+    file: Annotated[
+        Path | None, typer.Argument(help="A TOML file or a run folder; without one the built-in digits run.")
+    ] = None,
+    changes: SetOption = None,
+    to: Annotated[Path | None, typer.Option(help="Also draw it: a page (.html) or a picture (.svg).")] = None,
+    format: FormatOption = Format.table,
+) -> None:
+    """Show who holds what: the rows of each label that clients have, before anything is trained."""
+    from potluck.cli.showing import show_data
+
+    show_data(file, changes or [], to, format is Format.json)
+
+
+@app.command(epilog="Example: potluck explain local.lr")
+def explain(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A setting, a section, a method, a model or a file; without one, the sections are listed.",
+            show_default=False,
+            autocompletion=completion.explained,
+        ),
+    ] = "",
+    format: FormatOption = Format.table,
+) -> None:
+    """Say what a setting means: its type, its default, and what it does."""
+    from potluck.cli import explanations
+
+    explanations.explain(name, format is Format.json)
+
+
 @app.command(name="check-method", epilog="Example: potluck check-method my_method:MyMethod --set mu=0.05")
 def check_method(
-    method: Annotated[str, typer.Argument(metavar="module:Class", help="Your own method, or one of ours by name.")],
+    method: Annotated[
+        str,
+        typer.Argument(
+            metavar="module:Class",
+            help="Your own method, or one of ours by name.",
+            autocompletion=completion.method_names,
+        ),
+    ],
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the method's own.")
     ] = None,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from potluck.core import InputError, SettingsError
-from potluck.run import Experiment, value
+from potluck.run import Experiment, config, value
 
 
 def comparison_methods(experiment: Experiment, given: str | None) -> list[dict[str, Any]]:
@@ -50,14 +51,53 @@ def method_settings(changes: Iterable[str]) -> dict[str, Any]:
     return found
 
 
+def with_grids(experiment: Experiment, vary: Iterable[str], tune: Iterable[str], tune_seeds: str | None) -> Experiment:
+    """The experiment with variants from --vary, and with what --tune and --tune-seeds say in place of [compare]."""
+    compare = experiment.compare
+    varied = [_values("--vary", text) for text in vary]
+    if varied and compare.variants:
+        raise SettingsError("--vary and [compare.variants] exclude each other; use one of them.")
+    variants = {
+        ", ".join(f"{key.rpartition('.')[2]} = {shown}" for key, shown, _ in each): tuple(
+            f"{key}={shown}" for key, shown, _ in each
+        )
+        for each in itertools.product(*varied)
+        if each
+    }
+    tuned = {some[0][0]: [given for *_, given in some] for some in (_values("--tune", text) for text in tune)}
+    told: dict[str, Any] = {"variants": variants or compare.variants, "tune": tuned or compare.tune}
+    if tune_seeds is not None:
+        told["tune_seeds"] = _seeds("--tune-seeds", tune_seeds)
+    plain = experiment.plain()
+    return config.experiment({**plain, "compare": {**plain["compare"], **told}}, "[compare]")
+
+
+def _values(option: str, text: str) -> list[tuple[str, str, Any]]:
+    """The values of KEY=A,B: the key, each value as it was written, and as TOML reads it."""
+    key, equals, given = text.partition("=")
+    shown = [part.strip() for part in given.split(",") if part.strip()]
+    if not equals or not key.strip() or not shown:
+        raise SettingsError(f"{option} {text}: write it as key=a,b,c, such as {option} local.lr=0.01,0.03,0.1.")
+    return [(key.strip(), part, value(part)) for part in shown]
+
+
+def _seeds(option: str, given: str) -> list[int]:
+    try:
+        return [int(seed) for seed in given.split(",")]
+    except ValueError:
+        raise SettingsError(f"{option} {given}: write whole numbers, such as {option} 0,1,2.") from None
+
+
 def comparison_seeds(experiment: Experiment, given: str | None) -> list[int]:
     """The seeds to run: from --seeds, or else from [compare], or else the experiment's own."""
     if given is None:
         return list(experiment.compare.seeds) or [experiment.seed]
-    try:
-        return [int(seed) for seed in given.split(",")]
-    except ValueError:
-        raise SettingsError(f"--seeds {given}: write whole numbers, such as --seeds 0,1,2.") from None
+    return _seeds("--seeds", given)
+
+
+def find_node_folder(path: Path) -> Path | None:
+    """The folder of a node, given itself or the kit that holds it; None if it is neither."""
+    return next((found for found in (path, path / "state") if (found / "charters").is_dir()), None)
 
 
 def run_folders(given: list[Path]) -> list[Path]:

@@ -6,11 +6,14 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from potluck.cli.safe_text import SafeConsole, visible
 from potluck.ledger import replace_nonfinite
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from potluck.report import RunRecord
     from potluck.run import FailedRun, Result
     from potluck.run.contract import Verdict
+    from potluck.run.exporting import Export
+    from potluck.shipping import TrainingCheck
 
 OUT = SafeConsole()
 ERR = SafeConsole(stderr=True)
@@ -30,13 +35,17 @@ class LineProgress:
     def __init__(self, rounds: int, title: str, pause: float = 0.5) -> None:
         self.rounds, self.title, self.pause = rounds, visible(" ".join(title.split())), pause
         self.started = self.last = time.monotonic()
+        self.before = 0
+
+    def start(self, folder: Path, manifest: Mapping[str, Any], done: int) -> None:
+        self.started, self.before = time.monotonic(), done
 
     def round(self, done: int, scores: Mapping[str, Any] | None, totals: Mapping[str, float]) -> None:
         now = time.monotonic()
         if done < self.rounds and (now - self.last < self.pause or scores is None):
             return
         self.last = now
-        left = (now - self.started) / max(done, 1) * (self.rounds - done)
+        left = (now - self.started) / max(done - self.before, 1) * (self.rounds - done)
         print(
             f"{self.title}: round {done}/{self.rounds}  {visible(progress_text(scores, totals))}  {left:.0f} s left",
             file=ERR.file,
@@ -51,7 +60,7 @@ class LineProgress:
     def starts(self) -> None:
         self.started = self.last = time.monotonic()
 
-    def ends(self, outcome: Result | FailedRun) -> None:
+    def end(self, outcome: Result | FailedRun) -> None:
         pass
 
 
@@ -60,6 +69,9 @@ class BarProgress:
 
     def __init__(self, progress: Progress, task: Any, rounds: int, title: str = "") -> None:
         self.progress, self.task, self.rounds, self.title = progress, task, rounds, title
+
+    def start(self, folder: Path, manifest: Mapping[str, Any], done: int) -> None:
+        self.progress.update(self.task, completed=done)
 
     def round(self, done: int, scores: Mapping[str, Any] | None, totals: Mapping[str, float]) -> None:
         self.progress.update(self.task, completed=done)
@@ -76,7 +88,7 @@ class BarProgress:
     def starts(self) -> None:
         self.progress.reset(self.task, scores="starting")
 
-    def ends(self, outcome: Result | FailedRun) -> None:
+    def end(self, outcome: Result | FailedRun) -> None:
         from potluck.run import FailedRun
 
         if isinstance(outcome, FailedRun):
@@ -158,7 +170,7 @@ def print_result(found: Result, as_json: bool) -> None:
     if as_json:
         print_json(found.plain())
         return
-    from potluck.report import nodes_table, privacy_guarantee, read_record, refusal_summary, run_table
+    from potluck.report import nodes_table, privacy_guarantee, read_record, refusal_summary, run_table, secure_summary
 
     run = read_record(found.folder)
     print_table(run_table(run))
@@ -168,17 +180,23 @@ def print_result(found: Result, as_json: bool) -> None:
         print_line(f"refused: {why}")
     if guarantee := privacy_guarantee(run):
         print_line(f"privacy: {guarantee}")
+    if sums := secure_summary(run):
+        print_line(f"secure: {sums}")
     print_line(f"folder: {found.folder}")
     print_line(f"next:   potluck report {found.folder}")
 
 
 def print_comparison(found: Sequence[RunRecord]) -> None:
-    """Prints the results of several runs in one table."""
-    from potluck.report import compare_table, needs_table, refusal_summary
+    """Prints the results of several runs: tables, and which method is ahead."""
+    from potluck.report import choice_lines, comparison_tables, refusal_summary, verdict
 
-    print_table(compare_table(found))
-    if needs := needs_table(found):
-        print_table(needs)
+    for table in comparison_tables(found, OUT.width):
+        print_table(table)
+        print_line("")
+    for sentence in verdict(found, by_tier=False):
+        print_line(sentence)
+    for line in choice_lines(found):
+        print_line(line)
     for run in found:
         if why := refusal_summary(run):
             print_line(f"refused in {run.label}, seed {run.seed}: {why}")
@@ -195,10 +213,49 @@ def print_rows(what: str, rows: list[dict[str, str]]) -> None:
     for column in rows[0]:
         table.add_column(column, no_wrap=column == "name")
     for row in rows:
-        table.add_row(*row.values())
+        table.add_row(*map(Text, row.values()))
     print_table(table)
     if what == "profiles":
         print_line("Every figure is modelled; --format json gives the source of each.")
+
+
+def print_export(found: Export, to: Path) -> None:
+    """Prints what was written, what to know of it, and what the networks of all tiers cost."""
+    from potluck.report import units
+
+    names = sorted(path.name for path in to.iterdir() if path.is_file())
+    print_line(f"wrote {to}: {', '.join(names)}")
+    for note in found.notes:
+        print_note(f"note: {note}")
+    rows = [
+        {
+            "name": f"{name} (written)" if name == found.written else name,
+            "parameters": units.format_count(each.parameters),
+            "size": units.format_bytes(each.bytes),
+            "FLOPs": units.format_flops(each.flops),
+            "peak memory": units.format_bytes(each.memory),
+            "latency here": units.format_seconds(each.seconds),
+        }
+        for name, each in found.tiers.items()
+    ]
+    print_rows("export", rows)
+    print_line("For one row. Peak memory is modelled; latency is measured on this machine.")
+    if "predict.py" in names:
+        print_line(f"run it with: python {to}/predict.py FILE")
+
+
+def print_training_check(found: TrainingCheck) -> None:
+    """Prints how far training moved parameters and how far the two results are apart, for the five worst tensors."""
+    rows = [
+        {"tensor": each.name, "moved by": f"{each.moved:.1e}", "difference": f"{each.off:.1e}"}
+        for each in found.tensors[:5]
+    ]
+    print_rows("ExecuTorch and PyTorch", rows)
+    if len(found.tensors) > 5:
+        print_line(f"... and {len(found.tensors) - 5} tensors with smaller differences.")
+    print_line(f"loss: {found.losses[0]:.4f} before the first step, {found.losses[1]:.4f} before the last.")
+    if not found.wrong:
+        print_line(found.verdict)
 
 
 def print_verdict(verdict: Verdict) -> None:
@@ -221,3 +278,8 @@ def print_note(text: str) -> None:
 def print_line(text: str) -> None:
     """Prints a line to standard output, without wrapping it."""
     OUT.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_prose(text: str, indent: int = 0) -> None:
+    """Prints a paragraph to standard output, wrapped to the terminal."""
+    OUT.print(Padding(Text(text), (0, 0, 0, indent), expand=False))

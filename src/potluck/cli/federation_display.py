@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potluck.cli import display
@@ -15,17 +16,20 @@ if TYPE_CHECKING:
     from potluck.federation.charter import Charter
     from potluck.federation.host import NodeState
     from potluck.federation.measure import Measured
-    from potluck.run import ProgressListener
+    from potluck.run import FailedRun, Result, Watch
 
 
 class WithNodes:
-    """A progress listener that also says who comes, who goes, and what the server waits for."""
+    """A watch that also says who comes, who goes, and what the server waits for."""
 
-    def __init__(self, watch: ProgressListener) -> None:
+    def __init__(self, watch: Watch) -> None:
         self.watch = watch
         self._states: dict[str, str] = {}
         self._names: dict[str, str] = {}
         self._waiting = ""
+
+    def start(self, folder: Path, manifest: Mapping[str, Any], done: int) -> None:
+        self.watch.start(folder, manifest, done)
 
     def round(self, done: int, scores: Mapping[str, Any] | None, totals: Mapping[str, float]) -> None:
         self.watch.round(done, scores, totals)
@@ -34,6 +38,9 @@ class WithNodes:
         from potluck.report import name_nodes
 
         self.watch.warn(name_nodes(text, self._names))
+
+    def end(self, outcome: Result | FailedRun) -> None:
+        self.watch.end(outcome)
 
     def nodes(self, nodes: Sequence[NodeState], waiting: str) -> None:
         for node in nodes:

@@ -93,11 +93,14 @@ def _what_was_interrupted(stop: BaseException | None) -> str:
 def _run_command(given: list[str]) -> int:
     import typer
 
-    from potluck.cli.serving import app  # with all commands
+    from potluck.cli import completion
+    from potluck.cli.measuring import app  # with all commands
 
     # Typer may use click or its own copy of it; in both, the usage errors have the same common parent.
     usage_error: type[Exception] = typer.BadParameter.__mro__[2]
     command = typer.main.get_command(app)
+    if completion.asked():
+        return completion.answer(command)
     try:
         # Not `app(...)`, which would hide the message of an interruption.
         with command.make_context("potluck", given or ["--help"]) as context:
@@ -120,7 +123,10 @@ def _print_error(fault: Exception) -> int:
         return RESOURCE
     code = getattr(fault, "exit_code", None)
     if isinstance(code, int):
-        _complain(str(fault))
+        first, *others = getattr(fault, "lines", None) or [str(fault)]
+        _complain(first)
+        for line in others:
+            _complain(line, "  ")
         return code
     if isinstance(fault, OSError) and fault.strerror:
         _complain(f"{fault.filename or 'the machine'}: {fault.strerror}.")
@@ -129,11 +135,11 @@ def _print_error(fault: Exception) -> int:
     return 1
 
 
-def _complain(text: str) -> None:
+def _complain(text: str, start: str = "potluck: ") -> None:
     """Prints an error in one line; control characters in it are shown as marks."""
     from potluck.cli.safe_text import visible
 
-    print(f"potluck: {visible(' '.join(text.split()))}", file=sys.stderr)
+    print(f"{start}{visible(' '.join(text.split()))}", file=sys.stderr)
 
 
 def _out_of_memory(fault: Exception) -> bool:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from potluck.cli.app import Format, FormatOption, SetOption
-from potluck.cli.federation import PANEL, app
+from potluck.cli.federation import PANEL
+from potluck.cli.publishing import app
 
 __all__ = ["app"]
 
@@ -58,12 +59,14 @@ def server(
 ) -> None:
     """Run a federation of real nodes, or go on with it; Ctrl-C saves and stops."""
     from potluck.cli import display
+    from potluck.federation.identities import KitIdentities
     from potluck.federation.kits import read_kit
     from potluck.federation.server import default_folder, prepare
     from potluck.run import read_experiment
 
     found = read_kit(kit, "server")
-    federation = prepare(read_experiment(file, changes or ()), found.federation)
+    identities = KitIdentities.of(found)
+    federation = prepare(read_experiment(file, changes or ()), found.federation, identities=identities)
     folder = out or default_folder(federation.setup.experiment)
     result = _serve(federation, found, folder, listen, transport)
     display.print_result(result, format is Format.json)
@@ -120,6 +123,7 @@ def join(
     from potluck.cli import display, federation_display
     from potluck.core import SettingsError
     from potluck.federation.explaining import explain as sentences
+    from potluck.federation.identities import KitIdentities
     from potluck.federation.joining import join as take_part
     from potluck.federation.kits import read_kit
     from potluck.federation.node import Node, NodeOptions
@@ -137,13 +141,15 @@ def join(
     found = read_kit(kit, "node")
     watch = federation_display.NodeLines(found.name)
     options = NodeOptions(data, public, tier, _budget(budget), tuple(trust or ()), threads=threads)
-    node = Node(found.node_id, state or kit / "state", options, watch, federation_display.consent(yes))
+    consent = federation_display.consent(yes)
+    node = Node(found.node_id, state or kit / "state", options, watch, consent, KitIdentities.of(found))
     how = take_part(found, node, watch.say, transport=transport.value)
     display.print_line(f"{found.federation}: {how or 'ended'}; what left this node: {node.audit.path}")
 
 
 def _budget(text: str) -> DeviceBudget:
-    from potluck.federation.measure import DeviceBudget, read_budget, usual_memory
+    from potluck.federation.measure import DeviceBudget, read_budget
+    from potluck.run.measuring import usual_memory
 
     return read_budget(text) if text else DeviceBudget(usual_memory())
 
@@ -160,6 +166,7 @@ def rehearse(
 ) -> None:
     """Rehearse a federation on this machine: kits, TLS, a server and nodes, each node a process with its own file."""
     from potluck.cli import display
+    from potluck.federation.identities import KitIdentities
     from potluck.federation.kits import read_kit
     from potluck.federation.provisioning import FederationSettings, provision
     from potluck.federation.rehearsal import HOST, free_port, node_processes, refuse_dead, write_rehearsal
@@ -173,7 +180,7 @@ def rehearse(
     wanted = FederationSettings(experiment.name, f"{HOST}:{free_port()}", tuple(made.nodes))
     provision(wanted, folder / "kits")
     kit = read_kit(folder / "kits" / "server", "server")
-    federation = prepare(made.experiment, kit.federation)
+    federation = prepare(made.experiment, kit.federation, identities=KitIdentities.of(kit))
     display.print_note(f"made {nodes} nodes in {folder}: a kit and a file for each; what they say is in log.txt")
     with node_processes(folder / "kits", made, ["--transport", transport.value]) as started:
         alive = partial(refuse_dead, folder / "kits", started)
@@ -196,12 +203,14 @@ def check(
     """Compare both sides before round 0: versions, code, networks, labels and shapes. Nothing is trained."""
     from potluck.cli import display
     from potluck.federation.checking import check_node, check_server, refuse_differences
+    from potluck.federation.identities import KitIdentities
     from potluck.federation.kits import read_kit
     from potluck.federation.server import prepare
     from potluck.run import read_experiment
 
     found = read_kit(kit)
-    federation = prepare(read_experiment(file, changes or ()), found.federation)
+    identities = KitIdentities.of(found)
+    federation = prepare(read_experiment(file, changes or ()), found.federation, identities=identities)
     if found.kind == "server":
         rows = check_server(federation, found, seconds, display.print_note)
     else:
