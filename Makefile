@@ -3,14 +3,16 @@ PYTHON ?= python3
 BIN = .venv/bin
 TORCH = $(shell grep '^torch==' constraints.txt)
 
-.PHONY: help demo test slow flower check lint bench board attack clean
+.PHONY: help demo test slow flower check lint reference docs bench board attack clean
 
 help:
-	@echo "make demo   compare four methods on unequal devices, and write a report"
+	@echo "make demo   compare six methods on unequal devices, and write a report"
 	@echo "make test   run the tests"
 	@echo "make check  ruff, mypy and the tests: what a reviewer would run"
 	@echo "make slow   the tests that take minutes"
 	@echo "make flower the tests of federations over Flower, which needs a Python environment of its own"
+	@echo "make docs   the documentation as a site in build/site"
+	@echo "make reference   docs/settings.md, from the docstrings"
 	@echo "make bench  the benchmarks"
 	@echo "make attack MINUTES=30   kills, hostile replies, mutated messages, damaged folders, odd inputs"
 	@echo "make board  docs/results.md and the pages behind it, from the run folders in results/"
@@ -52,9 +54,18 @@ lint: .venv/ready
 
 check: lint test
 
+reference: .venv/ready
+	$(BIN)/python -m potluck.reference
+
+# Not --quiet: it would hide warnings from --strict too.
+docs: .venv/ready
+	$(BIN)/python -m potluck.reference --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 bench: .venv/ready
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/population.py
+	$(BIN)/python benchmarks/measure.py
 	$(BIN)/python benchmarks/rounds.py --workloads W1,W4 --systems bare,serial,pool
 
 MINUTES ?= 10

@@ -28,7 +28,7 @@ from potluck.methods import Moss
 from potluck.run import assemble, experiment
 from potluck.run.interrupts import Interrupts
 from potluck.run.loop import Loop
-from potluck.run.session import Silent
+from potluck.run.watch import Silent
 
 TYPES: dict[str, Any] = {
     "cnn": {"model": {"name": "cnn"}},

@@ -27,7 +27,7 @@ from potluck.ledger import RunFolder
 from potluck.run import assemble, experiment
 from potluck.run.interrupts import Interrupts
 from potluck.run.loop import Loop
-from potluck.run.session import Silent
+from potluck.run.watch import Silent
 
 WORKLOADS: dict[str, dict[str, Any]] = {
     "LeNet 28x28, 600 x 10": {"model": "lenet", "shape": (1, 28, 28), "clients": 10, "samples": 600, "batch": 32},

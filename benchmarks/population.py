@@ -20,7 +20,7 @@ from potluck.ledger import RunFolder
 from potluck.run import assemble, experiment
 from potluck.run.interrupts import Interrupts
 from potluck.run.loop import Loop
-from potluck.run.session import Silent
+from potluck.run.watch import Silent
 
 SIZES = (1_000, 1_000_000)
 

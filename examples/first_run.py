@@ -3,9 +3,9 @@
 python examples/first_run.py
 """
 
-from potluck.run import run
+import potluck as pl
 
-result = run(
+result = pl.run(
     {
         "name": "first-run",
         "rounds": 10,
@@ -23,4 +23,4 @@ result = run(
 for name, tier in result.scores["tiers"].items():
     worst = tier["clients"]["worst"]
     print(f"{name:>9}: {tier['test']['accuracy']:.1%} on the test set, {worst:.1%} on its worst clients")
-print(f"{result.totals['bytes_up'] / 1e6:.1f} MB came back; everything is in {result.folder}")
+print(f"{result.totals['bytes_up'] / 1e6:.1f} MB came back; everything is in {result.path}")

@@ -5,8 +5,7 @@ python examples/own_data.py
 
 import numpy as np
 
-from potluck.data import from_arrays
-from potluck.run import run
+import potluck as pl
 
 # Twelve people walk, run and rest; each of them moves a little differently.
 rng = np.random.default_rng(0)
@@ -16,9 +15,9 @@ tempo, style = np.array([0.02, 0.06, 0.0])[activity], rng.normal(0, 0.3, (12, 3)
 time = np.arange(64)
 x = np.sin(2 * np.pi * tempo[:, None, None] * time + style[:, :, None]) + rng.normal(0, 2.5, (3000, 3, 64))
 
-source = from_arrays(x.astype(np.float32), activity, user=person, names=("walk", "run", "rest"), name="gait")
+data = {"x": x.astype(np.float32), "y": activity, "user": person, "names": ("walk", "run", "rest"), "name": "gait"}
 
-result = run(
+result = pl.run(
     {
         "name": "gait",
         "rounds": 8,
@@ -29,7 +28,7 @@ result = run(
         "method": {"name": "fedavg", "share": "layerwise"},
         "local": {"lr": 0.05, "epochs": 2, "batch": 16},
     },
-    source=source,
+    data=data,
 )
 
 print(f"accuracy {result.accuracy:.1%} on everyone's held-out rows")

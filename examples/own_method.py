@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from potluck.core import Device, Edit, Grads, Local, Reply, Task, Zoo
+import potluck as pl
+from potluck.core import Device, Edit, Grads, Reply, Task, Zoo
 from potluck.methods import FedAvg
-from potluck.run import run
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,6 @@ class RootAvg(FedAvg):
         return (ClipEntries(self.most),)
 
 
-method = RootAvg(share="layerwise", local=Local(epochs=5, batch=8))
 settings = {
     "name": "own-method",
     "rounds": 10,
@@ -46,4 +45,4 @@ settings = {
     "model": {"name": "cnn", "depth": 2},
     "tier": [{"name": "small", "depth": 1}, {"name": "large", "depth": 2}],
 }
-print(f"RootAvg {run(settings, method=method).accuracy:.1%}")
+print(f"RootAvg {pl.run(settings, method=RootAvg(share='layerwise')).accuracy:.1%}")

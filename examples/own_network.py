@@ -6,12 +6,14 @@ pip install "potluck[trace]" && python examples/own_network.py
 import torch
 from torch import Tensor, nn
 
-from potluck.models import register
-from potluck.run import run
+import potluck as pl
 
 
 class Gated(nn.Module):
-    """Two branches that are joined, weighed by a squeeze-and-excite gate, and added to a shortcut."""
+    """Two branches that are joined, weighed by a squeeze-and-excite gate, and added to a shortcut.
+
+    Potluck calls it with the number of classes, and with the shape of one example if it asks for `input`.
+    """
 
     def __init__(self, classes: int, channels: int = 16) -> None:
         super().__init__()
@@ -30,18 +32,11 @@ class Gated(nn.Module):
         return self.head(torch.relu(x + both * gate[:, :, None, None]).mean((2, 3)))
 
 
-def gated(input: tuple[int, ...], classes: int) -> nn.Module:
-    """Potluck calls a factory with the shape of one example and the number of classes."""
-    return Gated(classes)
-
-
-register("gated", gated)
-result = run(
+result = pl.run(
     {
         "name": "own-network",
         "rounds": 20,
         "data": {"clients": 30},
-        "model": {"name": "gated"},
         "tier": [
             {"name": "tv", "width": 0.25, "profile": "tv"},
             {"name": "phone", "width": 0.5, "profile": "pixel5"},
@@ -49,7 +44,8 @@ result = run(
         ],
         "method": {"name": "fedrolex"},
         "local": {"lr": 0.1, "momentum": 0.9, "epochs": 3, "batch": 8, "clip": 1.0},
-    }
+    },
+    model=Gated,
 )
 print(f"the server's model: {result.accuracy:.1%}")
 for name, tier in result.scores["tiers"].items():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from potluck.run import experiment, read_experiment, run
-from potluck.run.comparison import plan_runs
+from potluck.run.planning import plan_entries
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -45,8 +45,8 @@ def test_an_experiment_with_static_norms_says_whose_statistics_score_them(path):
 def test_the_comparison_of_an_experiment_has_valid_settings(path):
     found = read_experiment(path)
     methods = [{"name": method} if isinstance(method, str) else method for method in found.compare.methods]
-    runs = plan_runs(found, methods, found.compare.seeds or [0])
-    assert {one.method["name"] for _, one in runs} == {method["name"] for method in methods}
+    entries = plan_entries(found, methods)
+    assert {entry.experiment.method["name"] for entry in entries} == {method["name"] for method in methods}
 
 
 def test_the_built_in_experiment_is_the_first_one_in_the_folder():

@@ -20,7 +20,7 @@ from potluck.data import from_arrays
 from potluck.engines.cluster import disconnect
 from potluck.models import ModelZoo, make_spec
 from potluck.run import run
-from potluck.run.session import Silent
+from potluck.run.watch import Silent
 
 ENGINES: dict[str, dict[str, Any]] = {
     "stacked": {"engine": "serial", "stack": 40},
