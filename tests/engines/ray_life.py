@@ -22,6 +22,8 @@ from pathlib import Path
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 64}
 MARK, FOLDER = f"ray_life {os.getpid()}", tempfile.mkdtemp(prefix="ray-life-", dir="/tmp")
 os.environ |= {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "POTLUCK_RAY_FAMILY": MARK}
+# A Cluster notes its address there, and makes no folder for it: where Ray has never run there is none.
+Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp", "ray").mkdir(exist_ok=True)
 
 from ray._private import ray_constants  # noqa: E402
 
@@ -94,9 +96,7 @@ def tasks(result):
 def main(name, seed, folder):
     case = MethodCase(METHODS[name])
     serial = case.run(folder / "serial", **CHANGES)
-    cluster = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "temp_dir": FOLDER}
-    )
+    cluster = Cluster(initialize_head=True, head_node_args=HEAD)
     for _ in range(2):
         cluster.add_node(num_cpus=1)
     killer = Killer(cluster, seed)
@@ -141,9 +141,7 @@ def join(folder):
     case = MethodCase(METHODS["fedavg"])
     changes = {**CHANGES, "rounds": 20}
     serial = case.run(folder / "serial", **changes)
-    cluster = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "temp_dir": FOLDER}
-    )
+    cluster = Cluster(initialize_head=True, head_node_args=HEAD)
     host = Host(cluster)
     plain = case.plain(**changes, run={"engine": "ray", "address": cluster.address})
     found = run(plain, folder / "ray", method=case.make({}, plain["local"]), watch=host)
