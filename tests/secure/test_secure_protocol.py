@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from contextlib import suppress
 
 import numpy as np
@@ -126,10 +127,10 @@ def test_no_block_of_too_few_contributors_is_ever_opened_and_all_others_are_righ
         name: data.draw(st.lists(st.floats(-2, 2), min_size=(n := len(parts[name].take(start)["w"])), max_size=n))
         for name in names
     }
-    lost = {name: data.draw(st.integers(0, 3)) for name in names if data.draw(st.integers(0, 9)) < 3}
+    lost = {name: data.draw(st.integers(0, 4)) for name in names if data.draw(st.integers(0, 9)) < 3}
     wanted = Secure(True, min_holders=least)
     found = secure_sum(start, clients_of(start, parts, changes, dict.fromkeys(names, 1.0)), lost, wanted)
-    uploaded = [name for name in names if lost.get(name, 4) > 2]
+    uploaded = [name for name in names if lost.get(name, 5) > 2]
     mean, count = OverlapMean(start), torch.zeros(size)
     for name in uploaded:
         mean.add({"w": parts[name].take(start)["w"] + torch.tensor(changes[name])}, parts[name], 1.0)
@@ -186,7 +187,7 @@ def test_a_neighbour_that_is_named_twice_does_not_count_twice():
     start = {"w": torch.zeros(3)}
     made = clients_of(start, parts, dict.fromkeys(parts, [0.0] * 3), dict.fromkeys(parts, 1.0))
     request = secure_sum(start, made).total.share_request("a")
-    request["blocks"] = [[block, ["b", "b"]] for block, _ in request["blocks"]]
+    request["blocks"] = [[block, [0, 1, 1]] for block, _ in request["blocks"]]
     with pytest.raises(crypto.Forged, match="twice"):
         made["a"].side.shares("a", request)
 
@@ -208,3 +209,17 @@ def test_a_long_update_is_clipped_to_the_norm():
         start, clients_of(start, parts, changes, dict.fromkeys(parts, 1.0)), wanted=Secure(True, clip=5.0)
     )
     assert found.mean["w"].tolist() == pytest.approx([1.0, 4 / 3], abs=1e-6)
+
+
+def test_shared_secrets_are_forgotten_when_another_sum_begins_and_go_to_no_other_process():
+    parts = dict.fromkeys(("a", "b", "c"), WHOLE)
+    start = {"w": torch.zeros(3)}
+    made = clients_of(start, parts, dict.fromkeys(parts, [0.0] * 3), dict.fromkeys(parts, 1.0))
+    secure_sum(start, made)
+    side = made["a"].side
+    assert len(side.secrets) > 0
+    assert len(pickle.loads(pickle.dumps(side)).secrets) == 0
+    side.keys("a", {"session": "another"})
+    assert len(side.secrets) == 0
+    kept = [name for name, each in vars(crypto).items() if hasattr(each, "cache_info")]
+    assert sorted(kept) == ["_zeros", "check"]  # neither is given a secret

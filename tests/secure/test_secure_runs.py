@@ -92,7 +92,8 @@ def test_nothing_unmasked_leaves_a_client(name):
     assert engine.results
     for result in engine.results:
         assert not result.reply.models
-        assert set(result.reply.arrays) <= {"keys", "shares", "commitments", "masked", "opened", "signature"}
+        told = {"keys", "shares", "commitments", "masked", "agreed", "opened", "signature"}
+        assert set(result.reply.arrays) <= told
         assert set(result.reply.metrics) <= {"proof", "steps"}
         assert result.reply.weight == 1.0
         assert not any(tensor.is_floating_point() for tensor in result.reply.arrays.values())

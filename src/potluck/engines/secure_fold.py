@@ -1,4 +1,4 @@
-"""A fold in which the server adds up what it cannot read: the four phases of a secure sum, as tasks of any engine."""
+"""A fold in which the server adds up what it cannot read: the five phases of a secure sum, as tasks of any engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from potluck.parts import OverlapMean, Part
 from potluck.secure.blocks import RoundBlocks
 from potluck.secure.crypto import Forged
 from potluck.secure.server import Request, SecureSum
-from potluck.secure.settings import KEYS, OPEN, REQUEST, SHARES
+from potluck.secure.settings import AGREE, KEYS, OPEN, REQUEST, SHARES
 
 if TYPE_CHECKING:
     from potluck.engines.dispatcher import RoundSession
@@ -55,7 +55,8 @@ def secure_fold(
     phase(KEYS, sent, total.key_request, total.key_shapes, total.take_keys)
     phase(SHARES, total.make_plan(), total.share_request, total.share_shapes, total.take_shares)
     replies = phase("", total.choose_uploads(), total.upload_request, total.upload_shapes, total.take_upload)
-    phase(OPEN, total.choose_blocks(), total.open_request, total.open_shapes, total.take_opened)
+    phase(AGREE, total.choose_blocks(), total.agree_request, total.agree_shapes, total.take_agreed)
+    phase(OPEN, total.choose_openers(), total.open_request, total.open_shapes, total.take_opened)
     decoded = total.decode(total.open())
     mean.add_block(total.sums(decoded), 0)
     found = []
