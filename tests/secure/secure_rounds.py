@@ -20,10 +20,10 @@ DEPTHS = [{"name": name, "depth": depth} for name, depth in (("small", 1), ("med
 METHODS = {
     "fedavg": {"method": {"name": "fedavg"}, "tier": WIDTHS},
     "layer by layer": {"method": {"name": "fedavg", "share": "layerwise"}, "tier": DEPTHS},
-    "heterofl": {"method": {"name": "heterofl", "label_mask": True}, "tier": WIDTHS},
-    "fedrolex": {"method": {"name": "fedrolex", "label_mask": True}, "tier": WIDTHS},
+    "heterofl": {"method": {"name": "heterofl", "label_mask": False}, "tier": WIDTHS},
+    "fedrolex": {"method": {"name": "fedrolex", "label_mask": False}, "tier": WIDTHS},
     "fjord": {"method": {"name": "fjord", "widths": [0.25, 0.5, 1.0]}, "tier": WIDTHS},
-    "feddropout": {"method": {"name": "feddropout", "shared_per_round": True}, "tier": WIDTHS},
+    "feddropout": {"method": {"name": "feddropout", "shared_per_round": True, "label_mask": False}, "tier": WIDTHS},
     "inclusivefl": {"method": {"name": "inclusivefl", "weighting": "samples"}, "tier": DEPTHS},
     "moss": {"method": {"name": "moss", "wire": {"epochs": 1}}, "tier": DEPTHS, "public": 20},
 }
@@ -47,7 +47,7 @@ def made(name, clients=9, **secure):
     return assemble(config.experiment(plain))
 
 
-def secure_round(setup, index=0, lost=None, engine=None, state=None):
+def secure_round(setup, index=0, lost=None, engine=None, state=None, quorum=0):
     """A round with secure sums: the state after it and the session. `lost`: in which phase clients are lost."""
     lost, context = lost or {}, setup.context
     dispatcher = Dispatcher(
@@ -62,6 +62,7 @@ def secure_round(setup, index=0, lost=None, engine=None, state=None):
         lost_phase=lambda client, index, attempt: lost[client],
     )
     session = dispatcher.open(index)
+    session.quorum = quorum
     state = state or context.method.init(context.zoo, stream(context.seed, "init"))
     after = context.method.round(state, setup.view(index, session))
     session.close()
