@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 from secure_sums import IDENTITIES, clients_of, secure_sum
 
-from potluck.core import Reply
+from potluck.core import Model, Reply
 from potluck.parts import WHOLE
 from potluck.secure import crypto
 from potluck.secure.client import SecureClient, _Own, _tensor
-from potluck.secure.protocol import signed_text
+from potluck.secure.protocol import scales, signed_text
+from potluck.secure.server import OpenedBlock
 from potluck.secure.settings import Secure, canonical
 
 NAMES = [f"c{number:02}" for number in range(20)]
@@ -44,6 +48,22 @@ class WrongCiphers(SecureClient):
         return Reply(arrays=arrays | {"signature": _tensor(crypto.sign(own.sign, text))})
 
 
+class Long(SecureClient):
+    """Clips nothing: its update is 19 times as long as it may be, in every entry."""
+
+    def upload(self, task, reply, weight, zoo):
+        sent = task.models["model"]
+        made = {name: tensor + 1900.0 for name, tensor in sent.arrays.items()}
+        clipped, self.settings = self.settings, replace(self.settings, clip=1e9)
+        scale = scales(clipped, 1.0, len(NAMES))
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("potluck.secure.client.scales", lambda *told: scale)
+                return super().upload(task, Reply({"model": Model(sent.spec, made)}), weight, zoo)
+        finally:
+            self.settings = clipped
+
+
 def clients(**kinds):
     """Twenty clients that all add 1; some of them of another kind."""
     found = clients_of(START, dict.fromkeys(NAMES, WHOLE), dict.fromkeys(NAMES, [1.0] * 4), dict.fromkeys(NAMES, 1.0))
@@ -71,3 +91,18 @@ def test_shares_that_nobody_can_read_are_left_out_and_their_sender_is_named(lost
     assert found.total.faulty.keys() == {"c05"}
     assert len(found.total.opened) == 20 - len(before)
     assert not found.weights["w"].any()
+
+
+def test_a_sum_that_honest_clients_cannot_have_keeps_its_value_and_says_why():
+    found = secure_sum(START, clients(c05=Long))
+    assert found.mean["w"].tolist() == [0.0] * 4
+    ((_, why),) = found.total.refused.items()
+    assert why.startswith("the norm of a sum of 20 updates is 3838; secure.clip allows 2000")
+
+
+def test_the_weights_of_a_sum_must_be_ones_that_its_clients_can_have():
+    total = secure_sum(START, clients()).total
+    fine = OpenedBlock({"w": np.zeros(4)}, 20.0, {"w": np.array([0.0, 20.0])})
+    assert total._odd(fine, 20) == ""
+    for weight, rows in ((21.0, [1.0, 1.0]), (-1.0, [0.0, 0.0]), (20.0, [-1.0, 1.0]), (20.0, [1.0, 21.0])):
+        assert "weight" in total._odd(OpenedBlock({"w": np.zeros(4)}, weight, {"w": np.array(rows)}), 20)

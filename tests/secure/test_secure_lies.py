@@ -11,7 +11,8 @@ import torch
 from secure_sums import answer, clients_of, make_sum, secure_sum, upload, uploaded_sum
 
 from potluck.parts import WHOLE, Part, Place
-from potluck.secure.client import UnsafeRequest
+from potluck.secure import crypto, shamir
+from potluck.secure.client import UnsafeRequest, _about, _number, _read_shares
 from potluck.secure.crypto import Forged
 from potluck.secure.protocol import Fates
 from potluck.secure.settings import AGREE, OPEN, SHARES, Secure
@@ -237,3 +238,17 @@ def test_what_is_signed_names_every_single_thing():
         for each in (fates, Fates(fates.uploaded[:-1], fates.blocks), Fates(fates.uploaded, ()))
     }
     assert len(texts) == 3
+
+
+def test_the_number_of_a_block_is_encrypted_with_its_share():
+    total = uploaded_sum(START, drawn({name: WHOLE if name in WIDE else SMALL for name in NAMES}))
+    held = total.plan.held("c00")
+    shares = [bytes([number]) * shamir.SHARE for number in range(3)]
+
+    def read(blocks):
+        text = shares[0] + b"".join(_number(block) + each for block, each in zip(blocks, shares[1:], strict=True))
+        cipher = crypto.encrypt(bytes(32), text, _about(total.session, "c00", "c01"))
+        return _read_shares(bytes(32), cipher.hex(), total.plan, "c00", "c01")
+
+    assert read(held) == {-1: shares[0], held[0]: shares[1], held[1]: shares[2]}
+    assert read(held[::-1]) == {}

@@ -142,6 +142,8 @@ class RoundSession:
     """What became of each secure sum, for the ledger."""
     opened: set[str] = field(default_factory=set)
     """Clients whose upload is in a sum that was opened."""
+    quorum: int = 0
+    """How many clients must have uploaded before a secure sum is opened: below it, the attempt will not count."""
     _open: set[int] = field(default_factory=set)
     _addresses: set[tuple[int, str, str, str]] = field(default_factory=set)
     _sends: int = 0

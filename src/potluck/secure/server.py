@@ -348,10 +348,33 @@ class SecureSum:
         raise shamir.NoSecret(f"{len(known)} shares, of which {need} are needed")
 
     def decode(self, opened: Mapping[int, Values]) -> dict[int, OpenedBlock]:
-        """The sums of opened blocks as numbers, without those whose weight no honest clients can have."""
+        """The sums of opened blocks as numbers, without those that no honest clients can have."""
         found = {block: self._decode(block, values) for block, values in opened.items()}
-        most = {block: self.heaviest * len(self.contributors(block)) * (1 + 1e-6) for block in found}
-        return {block: each for block, each in found.items() if 0 < each.weight <= most[block]}
+        for block, each in found.items():
+            if why := self._odd(each, len(self.contributors(block))):
+                self.refused[block] = why
+        return {block: each for block, each in found.items() if block not in self.refused}
+
+    def _odd(self, found: OpenedBlock, count: int) -> str:
+        """Why a sum of so many clients is out of range; empty: it is not. Each number may be off by half a step."""
+        (fine, coarse, by_weight), most = self.scales(), self.heaviest * count
+        off = 0.5 * count / by_weight
+        if not 0 < found.weight <= most + off:
+            return f"a sum of {count} weights is {found.weight:.4g}; their largest sum is {most:.4g}"
+        if any(float(each.min()) < -off or float(each.max()) > found.weight + 2 * off for each in found.rows.values()):
+            return "the weight of a row is above that of its block, or below zero"
+        values = [each for name, each in found.sums.items() if name not in self.buffers]
+        length = math.sqrt(sum(float((each**2).sum()) for each in values))
+        rounded = 0.5 * most / fine * math.sqrt(sum(each.size for each in values))
+        if length > (limit := self.settings.clip * most) * (1 + 1e-6) + rounded:
+            return f"the norm of a sum of {count} updates is {length:.4g}; secure.clip allows {limit:.4g}"
+        limit = self.settings.statistics * most
+        largest = max(
+            (float(np.abs(each).max()) for name, each in found.sums.items() if name in self.buffers), default=0
+        )
+        if largest > limit * (1 + 1e-6) + 0.5 * most / coarse:
+            return f"a sum of {count} changes of statistics is {largest:.4g}; secure.statistics allows {limit:.4g}"
+        return ""
 
     def _decode(self, block: int, values: Values) -> OpenedBlock:
         (fine, coarse, by_weight), ring, at = self.scales(), self.ring, 0
