@@ -107,7 +107,7 @@ def test_no_message_and_no_file_of_the_server_holds_a_nodes_own_model(kits, plai
 def test_an_upload_is_masked_whole_numbers_and_the_number_of_steps(secure):
     for reply in uploads(secure).values():
         assert reply["models"] == {}
-        assert set(reply["arrays"]) == {"masked", "signature"}
+        assert set(reply["arrays"]) == {"masked", "told", "signature"}
         assert (reply["weight"], set(reply["metrics"])) == (1.0, {"steps"})
         high = reply["arrays"]["masked"].numpy().view(np.uint8)[3::4]
         assert np.isin(high, (0, 255)).mean() < 0.1  # small numbers in the open have no other highest bytes

@@ -8,13 +8,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from secure_sums import answer, clients_of, make_sum, secure_sum, upload, uploaded_sum
+from secure_sums import IDENTITIES, answer, clients_of, make_sum, secure_sum, upload, uploaded_sum
 
 from potluck.parts import WHOLE, Part, Place
 from potluck.secure import crypto, shamir
 from potluck.secure.client import UnsafeRequest, _about, _number, _read_shares
 from potluck.secure.crypto import Forged
-from potluck.secure.protocol import Fates
+from potluck.secure.protocol import Fates, self_seed
 from potluck.secure.settings import AGREE, OPEN, SHARES, Secure
 
 START = {"w": torch.linspace(-1, 1, 4)}
@@ -116,6 +116,33 @@ def test_clients_that_are_told_different_lists_of_uploads_open_nothing(threshold
             answer(clients, OPEN, name, total.open_request(name))
 
 
+def test_seeds_of_a_client_that_was_told_that_others_are_not_there_stay_closed():
+    """The victim masks with two neighbours alone; all others hear that it uploaded, and that these two were lost."""
+    names, victim, gone = NAMES[:9], "c00", ["c01", "c02"]
+    clients = drawn(dict.fromkeys(names, WHOLE))
+    total = make_sum(START, clients, Secure(True, threshold=0.6))
+    for name in names:
+        total.take_keys(name, clients[name].side.keys(name, total.key_request(name)))
+    for name in total.make_plan():
+        total.take_shares(name, answer(clients, SHARES, name, total.share_request(name)))
+    total.choose_uploads()
+    every = dict(total.shares)
+    total.shares = {name: every[name] for name in (victim, *gone)}
+    alone = upload(clients, START, victim, total.upload_request(victim))
+    total.shares = every
+    for name in names:
+        if name not in (victim, *gone):
+            total.take_upload(name, upload(clients, START, name, total.upload_request(name)))
+    total.uploads[victim] = alone.arrays["masked"].numpy().view(np.uint32)
+    total.told[victim] = alone.arrays["told"].numpy().tobytes()
+    others = [name for name in names if name not in (victim, *gone)]
+    total.choose_blocks()
+    for name in others:
+        total.take_agreed(name, answer(clients, AGREE, name, total.agree_request(name)))
+    assert len(total.agreed) == 6  # enough for this threshold
+    refused(clients, OPEN, others, total.open_request, "signature that does not fit")
+
+
 def test_who_signed_one_list_of_uploads_signs_and_opens_no_other():
     clients = drawn(dict.fromkeys(NAMES[:5], WHOLE))
     total = uploaded_sum(START, clients)
@@ -146,13 +173,21 @@ def unequal_sum(change):
         start, request = START, total.upload_request(name)
         if name != "c00":
             start, request = change(total, name, request)
-        total.take_upload(name, upload(clients, start, name, total._asks(name, request)))
+        reply = upload(clients, start, name, request)
+        total.uploads[name] = reply.arrays["masked"].numpy().view(np.uint32)
+        total.told[name] = reply.arrays["told"].numpy().tobytes()
     total.choose_blocks()
-    for name in NAMES[:5]:
-        total.take_agreed(name, answer(clients, AGREE, name, total.agree_request(name)))
-    for name in NAMES[:5]:
-        total.take_opened(name, answer(clients, OPEN, name, total.open_request(name)))
     return clients, total
+
+
+def masked_sum(clients, total):
+    """What is left of a sum when all self-masks are gone."""
+    (block,) = total.opening
+    found = sum(total.uploads.values())
+    for name in clients:
+        seed = self_seed(IDENTITIES.root(name), total.session, total.plan.hash, block)
+        crypto.add_mask(found, seed, block, negative=True)
+    return total._decode(block, found).sums["w"]
 
 
 def told_otherwise(kind):
@@ -176,8 +211,7 @@ def told_otherwise(kind):
 def test_uploads_of_clients_that_were_told_different_things_stay_hidden(kind):
     """With another largest weight, the updates of all others would be rounded to zero."""
     clients, total = unequal_sum(told_otherwise(kind))
-    ((block, values),) = total.open().items()
-    found = total._decode(block, values).sums["w"]
+    found = masked_sum(clients, total)
     single = clients["c00"].change["w"].numpy()
     assert np.abs(found - single).max() > 1
     every = sum(client.change["w"].numpy() for client in clients.values())
@@ -186,9 +220,8 @@ def test_uploads_of_clients_that_were_told_different_things_stay_hidden(kind):
 
 def test_the_same_sum_of_clients_that_were_told_the_same_is_right():
     clients, total = unequal_sum(lambda total, name, request: (START, request))
-    ((block, values),) = total.open().items()
     every = sum(client.change["w"].numpy() for client in clients.values())
-    assert total._decode(block, values).sums["w"] == pytest.approx(every, abs=1e-4)
+    assert masked_sum(clients, total) == pytest.approx(every, abs=1e-4)
 
 
 def test_scales_of_a_message_do_not_count():
@@ -198,9 +231,8 @@ def test_scales_of_a_message_do_not_count():
         return START, request | {"scales": [1e-30, 1e-30, 1.0]}
 
     clients, total = unequal_sum(silenced)
-    ((block, values),) = total.open().items()
     every = sum(client.change["w"].numpy() for client in clients.values())
-    assert total._decode(block, values).sums["w"] == pytest.approx(every, abs=1e-4)
+    assert masked_sum(clients, total) == pytest.approx(every, abs=1e-4)
 
 
 def test_a_layout_that_lists_an_entry_twice_is_refused():

@@ -93,7 +93,7 @@ def test_nothing_unmasked_leaves_a_client(name):
     assert engine.results
     for result in engine.results:
         assert not result.reply.models
-        told = {"keys", "shares", "commitments", "masked", "agreed", "opened", "signature"}
+        told = {"keys", "shares", "commitments", "masked", "told", "agreed", "opened", "signature"}
         assert set(result.reply.arrays) <= told
         assert set(result.reply.metrics) <= {"proof", "steps"}
         assert result.reply.weight == 1.0

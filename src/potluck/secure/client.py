@@ -125,7 +125,11 @@ class SecureClient:
             told.append(values)
         masked = np.concatenate(told) if told else ring.zeros(0)
         signature = crypto.sign(own.sign, signed_text(canonical(request), client, masked.tobytes()))
-        arrays = {"masked": torch.from_numpy(masked.view(ring.signed)), "signature": _tensor(signature)}
+        arrays = {
+            "masked": torch.from_numpy(masked.view(ring.signed)),
+            "told": _tensor(crypto.sign(own.sign, uploads.text(plan))),
+            "signature": _tensor(signature),
+        }
         metrics = {name: value for name, value in reply.metrics.items() if name in TELLS_NOTHING}
         return replace(reply, models=EMPTY, arrays=arrays, weight=1.0, metrics=metrics)
 
@@ -142,6 +146,9 @@ class SecureClient:
         plan, peers = self._read(client, request)
         uploads, fates, text = self._read_fates(client, request, plan)
         self._check_agreed(peers, request, text)
+        for peer in fates.uploaded:
+            if peer in peers:
+                crypto.check(peers[peer].sign, uploads.text(plan), bytes.fromhex(str(request["told"][peer])))
         own = _Own.of(self.identities.root(client), plan.session)
         found = []
         for peer, wanted in to_open(client, plan, uploads, fates):

@@ -9,10 +9,11 @@ Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Le
 3. upload: the client trains. Each block of its update is encoded as whole numbers and masked: with one stream for each
    neighbour that holds the block too, which the neighbour subtracts, and with its own. The streams depend on the plan,
    on who is there, and on the model that training began with: clients that were told different things share no stream,
-   and the sum of their uploads stays hidden.
+   and the sum of their uploads stays hidden. With its upload, a client signs what it was told.
 4. agree: clients sign who uploaded, and which blocks are to be opened; each signs one list.
-5. open: who sees that enough neighbours signed the same list gives shares: of those who uploaded, of the seeds of these
-   blocks; of those who were lost since phase 2, of their private key. Nobody gives both of one client.
+5. open: who sees that enough neighbours signed the same list gives shares: of those who uploaded, and were told the
+   same, of the seeds of these blocks; of those who were lost since phase 2, of their private key. Nobody gives both of
+   one client.
 """
 
 from __future__ import annotations
@@ -253,6 +254,10 @@ class Uploads:
     @property
     def hash(self) -> str:
         return crypto.digest(b"potluck uploads", canonical(self.plain())).hex()
+
+    def text(self, plan: Plan) -> bytes:
+        """What a client signs that uploads: others give shares of its seeds only if it was told the same as they."""
+        return crypto.digest(b"potluck uploaded", plan.session.encode(), plan.hash.encode(), self.hash.encode())
 
 
 @dataclass(frozen=True, eq=False)

@@ -79,6 +79,8 @@ class SecureSum:
     wanted: list[int] = field(default_factory=list)
     """The blocks that clients upload."""
     uploads: dict[str, Values] = field(default_factory=dict)
+    told: dict[str, bytes] = field(default_factory=dict)
+    """Signatures of who uploaded, under what they were told."""
     opening: list[int] = field(default_factory=list)
     """The blocks that are to be opened."""
     agreed: dict[str, bytes] = field(default_factory=dict)
@@ -197,12 +199,15 @@ class SecureSum:
     def upload_shapes(self, client: str) -> Shapes:
         entries = sum(self._sizes[block] for block in self.wanted if client in self.near[block])
         whole = torch.int32 if self.settings.bits == 32 else torch.int64
-        return {"masked": ((entries,), whole), "signature": ((crypto.SIGNATURE,), torch.uint8)}
+        signature = ((crypto.SIGNATURE,), torch.uint8)
+        return {"masked": ((entries,), whole), "told": signature, "signature": signature}
 
     def take_upload(self, client: str, reply: Reply) -> None:
         arrays = reply.arrays
-        masked = arrays["masked"].cpu().numpy()
+        masked, told = arrays["masked"].cpu().numpy(), bytes_of(arrays["told"])
         self._check(client, arrays, masked.tobytes())
+        crypto.check(self.announced[client].sign, self._told.text(self.plan), told)
+        self.told[client] = told
         self.uploads[client] = masked.view(self.ring.dtype)
 
     # Phase 4: agree.
@@ -249,6 +254,7 @@ class SecureSum:
         needed = [peer for peer in self.plan.peers[client] if peer in self.agreed][: self._need(client) - 1]
         request = {
             "agreed": {peer: self.agreed[peer].hex() for peer in needed},
+            "told": {peer: self.told[peer].hex() for peer in self.plan.peers[client] if peer in self.uploads},
             "shares": {
                 peer: self.shares[peer][self.plan.peers[peer].index(client)].hex()
                 for peer, _ in to_open(client, self.plan, self._told, self.fates)
