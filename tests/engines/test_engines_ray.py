@@ -116,6 +116,20 @@ def workers_here():
     return [pid for pid in family_here() if b"ray::ClusterWorker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
+@pytest.mark.slow
+def test_secure_sums_on_a_cluster_are_those_of_one_process(tmp_path):
+    """Also where clients are lost in any phase."""
+    tiers = [{"name": name, "width": width} for name, width in (("small", 0.5), ("large", 1.0))]
+    wide = {"tier": tiers, "method": {"name": "heterofl", "label_mask": False}, "fleet": {"dropout": 0.2}}
+    settings = {**PLAIN, **wide, "rounds": 2, "secure": {"enabled": True}}
+    found, other = (
+        run({**settings, "run": how}, tmp_path / how["engine"]) for how in ({"engine": "serial"}, RAY["run"])
+    )
+    assert same(found, other)
+    told = [line for line in read_journal(other.folder / "ledger.jsonl") if line["event"] == "secure"]
+    assert any(line["opened"] for line in told)
+
+
 def test_own_arrays_are_sent_to_the_workers(tmp_path):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(120, 6)).astype(np.float32), rng.integers(0, 3, 120)

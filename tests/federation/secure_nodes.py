@@ -28,7 +28,8 @@ def experiment_of(secure=True, **changes):
     """Six nodes, of which any five are enough to open all blocks."""
     nodes = {"shape": [1, 8, 8], "classes": 10, "floor": 5, "patience": 5, "wait_for": 6} | changes.pop("nodes", {})
     on = {"secure": {"enabled": True}} if secure else {}
-    return settings(**{"rounds": 1, "tier": WIDTHS, "nodes": nodes, **on, **changes})
+    method = {"name": "heterofl", "label_mask": False}
+    return settings(**{"rounds": 1, "method": method, "tier": WIDTHS, "nodes": nodes, **on, **changes})
 
 
 class Kits:

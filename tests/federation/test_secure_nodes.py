@@ -30,7 +30,7 @@ from potluck.federation.identities import KitIdentities
 from potluck.federation.joining import next_start
 from potluck.federation.listening import admitted_nodes, listen
 from potluck.federation.server import prepare, serve
-from potluck.secure.settings import KEYS, OPEN, REQUEST, SHARES
+from potluck.secure.settings import AGREE, KEYS, OPEN, REQUEST, SHARES
 
 STEP = 2e-6
 """Well above the fixed-point step after the division by the weights."""
@@ -63,15 +63,15 @@ def test_a_federation_with_secure_sums_has_the_weights_of_the_plain_one(kits, pl
     (line,) = events(kits.folder / "secure", "secure")
     assert (line["asked"], line["uploaded"], line["opened"], line["blocks"]) == (6, 6, 2, 2)
     verbs = [task.verb for name, task, _, _ in secure.kept if task and name == "clinic-a"]
-    assert [verb for verb in verbs if verb != "score"] == [KEYS, SHARES, "train", OPEN]
+    assert [verb for verb in verbs if verb != "score"] == [KEYS, SHARES, "train", AGREE, OPEN]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("phase", [SHARES, "train", OPEN])
+@pytest.mark.parametrize("phase", [SHARES, "train", AGREE, OPEN])
 def test_a_node_that_dies_between_phases_costs_its_share_alone(kits, phase):
     out = f"dead-{phase.split()[-1]}"
     run_secure(kits, experiment_of(), out, dies={"clinic-f": (phase, True)})
-    if phase == OPEN:
+    if phase in (AGREE, OPEN):
         wanted = "plain-all"
         run_secure(kits, experiment_of(False), wanted)
     else:
@@ -107,7 +107,7 @@ def test_no_message_and_no_file_of_the_server_holds_a_nodes_own_model(kits, plai
 def test_an_upload_is_masked_whole_numbers_and_the_number_of_steps(secure):
     for reply in uploads(secure).values():
         assert reply["models"] == {}
-        assert set(reply["arrays"]) == {"masked", "signature"}
+        assert set(reply["arrays"]) == {"masked", "told", "signature"}
         assert (reply["weight"], set(reply["metrics"])) == (1.0, {"steps"})
         high = reply["arrays"]["masked"].numpy().view(np.uint8)[3::4]
         assert np.isin(high, (0, 255)).mean() < 0.1  # small numbers in the open have no other highest bytes
@@ -120,6 +120,7 @@ def test_the_audit_log_says_in_words_what_leaves(secure):
         "new public keys for one secure sum, signed with this node's key",
         "shares of this node's masks, encrypted for 5 other nodes",
         f"a masked upload of {count} numbers",
+        "a signature under who uploaded to this secure sum",
         "shares of masks, so that the server can read the sum, and no single update",
     ]
 
@@ -142,10 +143,17 @@ def test_settings_of_a_message_do_not_change_how_many_must_hold_a_block(kits, se
     kept = {task.verb: (task, parts) for name, task, parts, _ in secure.kept if task and name == "clinic-a"}
     task = kept[SHARES][0]
     node.respond(message(charter, kept[KEYS][0]))
-    peers = dict(list(task.config[REQUEST]["peers"].items())[:1])
-    odd = {**task.config[REQUEST], "peers": peers, "min_holders": 2}
+    request = task.config[REQUEST]
+    own, other, *_ = sorted(request["members"], key=lambda member: member in request["peers"])
+    odd = {
+        **request,
+        "members": [own, other],
+        "blocks": [[block, [0, 1]] for block, _ in request["blocks"]],
+        "peers": {other: request["peers"][other]},
+        "min_holders": 2,
+    }
     answer = told(node.respond(message(charter, changed(task, odd))))
-    assert "1 neighbours are too few" in answer["fault"]
+    assert "a block that fewer than 3 clients hold" in answer["fault"]
 
 
 def changed(task, request):
@@ -162,8 +170,14 @@ def test_a_node_opens_a_sum_in_one_way_and_never_again_after_the_next_sum_began(
     charter = kits.prepare(experiment_of()).charter
     assert told(node.respond(parts))["reply"] is not None  # the same request
     request = task.config[REQUEST]
-    gone = request["uploaded"][-1]
-    odd = {**request, "uploaded": request["uploaded"][:-1], "lost": [gone]}
+    own = kits.kits["clinic-b"].node_id
+    odd = {**request, "uploaded": [node for node in request["uploaded"] if node != own]}
+    assert (
+        "it uploaded, and is told now that it did not"
+        in told(node.respond(message(charter, changed(task, odd))))["fault"]
+    )
+    gone = next(node for node in request["uploaded"] if node != own)
+    odd = {**request, "uploaded": [node for node in request["uploaded"] if node != gone]}
     assert "in two ways" in told(node.respond(message(charter, changed(task, odd))))["fault"]
     again = told(node.respond(message(charter, kept[KEYS][0])))
     assert "it was asked for keys of the same secure sum twice" in again["fault"]
@@ -334,7 +348,7 @@ def test_a_node_shares_its_masks_under_one_plan(kits, secure):
     for _ in range(2):  # the same request may come again
         assert told(node.respond(message(charter, kept[SHARES])))["reply"] is not None
     fewer = dict(list(request["peers"].items())[:-1])
-    for odd in ({**request, "plan": "00" * 32}, {**request, "peers": fewer}):
+    for odd in ({**request, "blocks": request["blocks"][:1]}, {**request, "peers": fewer}):
         answer = told(node.respond(message(charter, changed(kept[SHARES], odd))))
         assert answer["reply"] is None
         assert "it was asked to share its masks under two plans" in answer["fault"]

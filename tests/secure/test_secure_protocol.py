@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from contextlib import suppress
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -10,13 +12,13 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
-from secure_sums import clients_of, secure_sum
+from secure_sums import IDENTITIES, clients_of, secure_sum
 
 from potluck.parts import WHOLE, OverlapMean, Part, Place
 from potluck.secure import crypto, shamir
 from potluck.secure.blocks import Dimension, PartLayout, RoundBlocks
 from potluck.secure.client import UnsafeRequest
-from potluck.secure.protocol import neighbours
+from potluck.secure.protocol import mask_secret, neighbours, pair_key, self_seed
 from potluck.secure.ring import Ring
 from potluck.secure.settings import Secure
 
@@ -126,10 +128,10 @@ def test_no_block_of_too_few_contributors_is_ever_opened_and_all_others_are_righ
         name: data.draw(st.lists(st.floats(-2, 2), min_size=(n := len(parts[name].take(start)["w"])), max_size=n))
         for name in names
     }
-    lost = {name: data.draw(st.integers(0, 3)) for name in names if data.draw(st.integers(0, 9)) < 3}
+    lost = {name: data.draw(st.integers(0, 4)) for name in names if data.draw(st.integers(0, 9)) < 3}
     wanted = Secure(True, min_holders=least)
     found = secure_sum(start, clients_of(start, parts, changes, dict.fromkeys(names, 1.0)), lost, wanted)
-    uploaded = [name for name in names if lost.get(name, 4) > 2]
+    uploaded = [name for name in names if lost.get(name, 5) > 2]
     mean, count = OverlapMean(start), torch.zeros(size)
     for name in uploaded:
         mean.add({"w": parts[name].take(start)["w"] + torch.tensor(changes[name])}, parts[name], 1.0)
@@ -140,21 +142,67 @@ def test_no_block_of_too_few_contributors_is_ever_opened_and_all_others_are_righ
     assert found.mean["w"][opened].tolist() == pytest.approx(mean.value()["w"][opened].tolist(), abs=1e-4)
 
 
-def test_two_uploads_of_three_clients_together_are_uniform():
-    """Without the third client's upload nobody can tell them from random bytes: chi-square over 256 values."""
+def stripped(total, client, block):
+    """A block of an upload without all masks that the server may ever learn: those that it shares with clients that
+    were lost and, if the block may be opened, the client's own."""
+    values, told = total._segment(client, block).copy(), total._told.hash
+    seed = self_seed(IDENTITIES.root(client), total.session, total.plan.hash, block)
+    if block in total.opening:
+        crypto.add_mask(values, seed, block, negative=True)
+    for peer in total.near[block][client]:
+        if peer in total.shares and peer not in total.uploads:
+            private = mask_secret(IDENTITIES.root(peer), total.session)
+            secret = crypto.Agreements().agree(private, total.announced[client].mask)
+            key = pair_key(secret, total.session, total.plan.hash, told)
+            crypto.add_mask(values, key, block, negative=not peer < client)
+    return values
+
+
+def assert_uniform(values):
+    """Chi-square over the 256 values of a byte."""
+    counts = np.bincount(values.view(np.uint8), minlength=256)
+    expected = counts.sum() / 256
+    assert ((counts - expected) ** 2 / expected).sum() < chi2.ppf(1 - 1e-8, 255)
+
+
+@given(st.data())
+@settings(QUICK, max_examples=12)
+def test_any_uploads_of_fewer_than_min_holders_are_uniform_whatever_the_server_may_open(data):
+    """Over random tiers, cohorts and losses. Masks that the server may learn are taken away first."""
+    least, tiers, size = data.draw(st.integers(2, 4)), data.draw(st.integers(1, 3)), 6000
+    ends = [size * (number + 1) // tiers for number in range(tiers)]
+    tier_parts = [Part({"w": Place("w", ((slice(0, end),),))}) for end in ends]
+    names = [f"c{number}" for number in range(data.draw(st.integers(least, 8)))]
+    parts = {name: tier_parts[data.draw(st.integers(0, tiers - 1))] for name in names}
+    start = {"w": torch.linspace(-1, 1, size)}
+    changes = {name: [0.5] * len(part.take(start)["w"]) for name, part in parts.items()}
+    lost = {name: data.draw(st.integers(1, 4)) for name in names if data.draw(st.integers(0, 9)) < 3}
+    clients = clients_of(start, parts, changes, dict.fromkeys(names, 1.0))
+    total = secure_sum(start, clients, lost, Secure(True, min_holders=least)).total
+    fine, _, _ = total.scales() if total.plan.members else (1.0, 1.0, 1.0)
+    for block in total.wanted:
+        shown = {client: stripped(total, client, block) for client in total.contributors(block)}
+        for values in shown.values():
+            assert_uniform(values)
+            assert (np.abs(total.ring.decode(values[:-1], fine) - 0.5) < 1e-3).mean() < 0.01
+        if len(shown) < least:
+            continue
+        for few in combinations(shown, least - 1):
+            assert_uniform(sum(shown[client] for client in few))
+            assert_uniform(np.concatenate([shown[client] for client in few]))
+        if block in total.opening:  # all of them together are the sum
+            every = total.ring.decode(sum(shown.values())[:-1], fine)
+            assert np.abs(every - 0.5 * len(shown)).max() < 1e-3
+
+
+def test_uploads_together_with_their_own_masks_are_uniform_too():
     parts = dict.fromkeys(("a", "b", "c"), WHOLE)
     start = {"w": torch.zeros(20_000)}
     changes = {name: [0.0] * 20_000 for name in parts}
     found = secure_sum(start, clients_of(start, parts, changes, dict.fromkeys(parts, 1.0)))
     a, b, c = (found.total.uploads[name] for name in parts)
-    for values in (a, b, a + b, a - b, b + c):
-        counts = np.bincount(values.view(np.uint8), minlength=256)
-        expected = counts.sum() / 256
-        assert ((counts - expected) ** 2 / expected).sum() < chi2.ppf(1 - 1e-6, 255)
-    total = a + b + c
-    for name in parts:  # what hides the sum are their own masks, which the server may ask for
-        crypto.add_mask(total, found.total._seed(name, 1), 1, negative=True)
-    assert not total[:-1].any()
+    for values in (a, b, a + b, a - b, b + c, a + b + c):
+        assert_uniform(values)
 
 
 def test_a_client_gives_no_share_of_a_block_that_too_few_contributed_to():
@@ -186,7 +234,7 @@ def test_a_neighbour_that_is_named_twice_does_not_count_twice():
     start = {"w": torch.zeros(3)}
     made = clients_of(start, parts, dict.fromkeys(parts, [0.0] * 3), dict.fromkeys(parts, 1.0))
     request = secure_sum(start, made).total.share_request("a")
-    request["blocks"] = [[block, ["b", "b"]] for block, _ in request["blocks"]]
+    request["blocks"] = [[block, [0, 1, 1]] for block, _ in request["blocks"]]
     with pytest.raises(crypto.Forged, match="twice"):
         made["a"].side.shares("a", request)
 
@@ -208,3 +256,17 @@ def test_a_long_update_is_clipped_to_the_norm():
         start, clients_of(start, parts, changes, dict.fromkeys(parts, 1.0)), wanted=Secure(True, clip=5.0)
     )
     assert found.mean["w"].tolist() == pytest.approx([1.0, 4 / 3], abs=1e-6)
+
+
+def test_shared_secrets_are_forgotten_when_another_sum_begins_and_go_to_no_other_process():
+    parts = dict.fromkeys(("a", "b", "c"), WHOLE)
+    start = {"w": torch.zeros(3)}
+    made = clients_of(start, parts, dict.fromkeys(parts, [0.0] * 3), dict.fromkeys(parts, 1.0))
+    secure_sum(start, made)
+    side = made["a"].side
+    assert len(side.secrets) > 0
+    assert len(pickle.loads(pickle.dumps(side)).secrets) == 0
+    side.keys("a", {"session": "another"})
+    assert len(side.secrets) == 0
+    kept = [name for name, each in vars(crypto).items() if hasattr(each, "cache_info")]
+    assert sorted(kept) == ["_zeros", "check"]  # neither is given a secret

@@ -9,10 +9,11 @@ import pytest
 from secure_rounds import METHODS, made, secure_round
 from tiny_runs import Listener, killed_after, tiny
 
-from potluck.core import SettingsError
+from potluck.core import QuorumError, SettingsError
 from potluck.engines import Serial
 from potluck.report import read_record, secure_summary
 from potluck.run import resume, run
+from potluck.secure.settings import AGREE, OPEN
 
 WIDTHS = [{"name": name, "width": width} for name, width in (("small", 0.25), ("medium", 0.5), ("large", 1.0))]
 
@@ -27,7 +28,7 @@ def secure(**changes):
         "cohort": 9,
         "data": {"name": "digits", "clients": 9},
         "tier": WIDTHS,
-        "method": {"name": "heterofl"},
+        "method": {"name": "heterofl", "label_mask": False},
         "secure": {"enabled": True},
     }
     return tiny(**{**told, **changes})
@@ -92,7 +93,8 @@ def test_nothing_unmasked_leaves_a_client(name):
     assert engine.results
     for result in engine.results:
         assert not result.reply.models
-        assert set(result.reply.arrays) <= {"keys", "shares", "commitments", "masked", "opened", "signature"}
+        told = {"keys", "shares", "commitments", "masked", "told", "agreed", "opened", "signature"}
+        assert set(result.reply.arrays) <= told
         assert set(result.reply.metrics) <= {"proof", "steps"}
         assert result.reply.weight == 1.0
         assert not any(tensor.is_floating_point() for tensor in result.reply.arrays.values())
@@ -102,13 +104,15 @@ def test_nothing_unmasked_leaves_a_client(name):
 @pytest.mark.parametrize(
     ("method", "why"),
     [
-        ({"name": "hermes"}, "needs every single upload"),
-        ({"name": "lotteryfl"}, "needs every single upload"),
-        ({"name": "fedmask"}, "needs every single upload"),
-        ({"name": "tailorfl"}, "needs every single upload"),
+        ({"name": "hermes"}, "each client's data decide which entries it uploads"),
+        ({"name": "lotteryfl"}, "each client's data decide which entries it uploads"),
+        ({"name": "fedmask"}, "each client's data decide which entries it uploads"),
+        ({"name": "tailorfl"}, "each client's data decide which entries it uploads"),
         ({"name": "feddf"}, "needs every single upload"),
         ({"name": "fedavg", "mean": {"name": "median"}}, "needs every single upload"),
-        ({"name": "feddropout"}, "Set method.shared_per_round = true"),
+        ({"name": "heterofl", "label_mask": True}, "Set method.label_mask = false"),
+        ({"name": "fedavg", "label_mask": True}, "Set method.label_mask = false"),
+        ({"name": "feddropout", "label_mask": False}, "Set method.shared_per_round = true"),
         ({"name": "scaffold"}, "also upload"),
     ],
 )
@@ -127,10 +131,41 @@ def test_a_tier_whose_own_entries_will_hardly_ever_open_is_warned_of_before_roun
     (warning,) = [text for text in watch.warnings if "[secure]" in text]
     assert "what only 'large' holds" in warning
     assert "in 0 of the first 2 rounds" in warning
-    assert all(line["opened"] == 1 for line in ledger("run") if line["event"] == "secure")
+    assert 'fleet.draw = "by_tier"' in warning
+    told = [line for line in ledger("run") if line["event"] == "secure"]
+    assert [line["opened"] for line in told] == [1, 1]
+    for line in told:
+        (closed,) = line["closed"]
+        assert closed["entries"] == line["entries"] - line["opened_entries"]
+        assert (closed["tiers"], closed["holders"], closed["uploaded"]) == (["large"], 1, 0)
+    manifest = json.loads(Path("run", "manifest.json").read_text())
+    assert manifest["secure"]["closed"] == {"large": 2}
     assert secure_summary(read_record(Path("run"))).endswith("; fewer clients held the rest, which kept its value")
 
 
 def test_a_threshold_of_holders_above_the_cohort_is_refused():
     with pytest.raises(SettingsError, match=r"secure.min_holders = 10 is above cohort = 9"):
         run(secure(secure={"enabled": True, "min_holders": 10}), "run")
+
+
+def test_a_sum_of_fewer_clients_than_the_quorum_is_not_opened():
+    """The attempt would not count, and the next one asks for the same training: two sums would show who was missing."""
+    setup = made("fedavg", 9)
+    for quorum, opened in ((7, 7), (8, 0)):
+        _, session = secure_round(setup, lost={"c0": 2, "c1": 2}, quorum=quorum)
+        verbs = {entry.task.verb for entry in session.entries}
+        assert len(session.opened) == opened
+        assert (OPEN in verbs, AGREE in verbs) == (opened > 0, opened > 0)
+        assert session.secure[0]["short"] is (opened == 0)
+
+
+def test_a_run_tells_its_sums_how_many_must_upload(monkeypatch):
+    lossy = secure(fleet={"dropout": 0.5}, run={"quorum": 9, "retries": 0}, rounds=1)
+    seen = []
+    monkeypatch.setattr("potluck.engines.secure_fold._told", lambda *told: seen.append(told) or {})
+    with pytest.raises(QuorumError, match=r"run\.quorum is 9"):
+        run(lossy, "run")
+    ((total, decoded),) = seen
+    assert len(total.uploads) > 2
+    assert total.agreed == {}
+    assert decoded == {}

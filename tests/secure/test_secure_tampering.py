@@ -26,7 +26,7 @@ class Tamper:
 
     def __init__(self, seed, earlier):
         self.random = random.Random(seed)
-        self.phase, self.client = self.random.randrange(4), self.random.choice(NAMES)
+        self.phase, self.client = self.random.randrange(5), self.random.choice(NAMES)
         self.answer = self.random.random() < 0.6
         self.kind = self.random.choice(["flip", "flip", "truncate", "replay", "duplicate", "drop", "swap"])
         self.earlier, self.seen, self.changed = earlier, {}, False

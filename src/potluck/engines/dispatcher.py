@@ -36,7 +36,7 @@ from potluck.engines.serial import Engine
 from potluck.engines.usual import Usual
 from potluck.learn import map_tensors
 from potluck.parts import Mask, OverlapMean, Part, Sums
-from potluck.secure.settings import REQUEST, phase_of
+from potluck.secure.settings import PHASES, REQUEST, phase_of
 
 if TYPE_CHECKING:
     from potluck.secure.client import SecureClient
@@ -106,9 +106,9 @@ class Dispatcher:
     session_label: str = ""
     """Names the run in secure sums, so that no two runs share a mask."""
     lost_phase: Callable[[str, int, int], int] = lambda client, index, attempt: (
-        entropy(0, "phase", client, index, attempt)[0] % 4
+        entropy(0, "phase", client, index, attempt)[0] % PHASES
     )
-    """In which phase of a secure sum (0 to 3) a client that drops out of this attempt is lost, in the simulation."""
+    """In which phase of a secure sum (0 to 4) a client that drops out of this attempt is lost, in the simulation."""
     private: PrivateSums | None = None
     """Adds noise to the sum of a fold, under [privacy] where = "server"."""
 
@@ -142,6 +142,8 @@ class RoundSession:
     """What became of each secure sum, for the ledger."""
     opened: set[str] = field(default_factory=set)
     """Clients whose upload is in a sum that was opened."""
+    quorum: int = 0
+    """How many clients must have uploaded before a secure sum is opened: below it, the attempt will not count."""
     _open: set[int] = field(default_factory=set)
     _addresses: set[tuple[int, str, str, str]] = field(default_factory=set)
     _sends: int = 0

@@ -1,4 +1,4 @@
-"""A fold in which the server adds up what it cannot read: the four phases of a secure sum, as tasks of any engine."""
+"""A fold in which the server adds up what it cannot read: the five phases of a secure sum, as tasks of any engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from potluck.parts import OverlapMean, Part
 from potluck.secure.blocks import RoundBlocks
 from potluck.secure.crypto import Forged
 from potluck.secure.server import Request, SecureSum
-from potluck.secure.settings import KEYS, OPEN, REQUEST, SHARES
+from potluck.secure.settings import AGREE, KEYS, OPEN, REQUEST, SHARES
 
 if TYPE_CHECKING:
     from potluck.engines.dispatcher import RoundSession
@@ -55,7 +55,13 @@ def secure_fold(
     phase(KEYS, sent, total.key_request, total.key_shapes, total.take_keys)
     phase(SHARES, total.make_plan(), total.share_request, total.share_shapes, total.take_shares)
     replies = phase("", total.choose_uploads(), total.upload_request, total.upload_shapes, total.take_upload)
-    phase(OPEN, total.choose_blocks(), total.open_request, total.open_shapes, total.take_opened)
+    skipped = {entry.task.to for entry in session.entries if entry.skipped}
+    left = len(sent.keys() - skipped)
+    # Some methods have a fold for each group of clients: a fold of fewer clients than the quorum is not judged alone.
+    short = left >= session.quorum > len(total.uploads)
+    helpful = [] if short else total.choose_blocks()
+    phase(AGREE, helpful, total.agree_request, total.agree_shapes, total.take_agreed)
+    phase(OPEN, total.choose_openers(), total.open_request, total.open_shapes, total.take_opened)
     decoded = total.decode(total.open())
     mean.add_block(total.sums(decoded), 0)
     found = []
@@ -68,7 +74,7 @@ def secure_fold(
         bare = {"model": Model(sent[client].models["model"].spec, EMPTY)}
         found.append(Reply(bare, EMPTY, weight, reply.metrics, reply.task, reply.cost))
     session.coverage = mean.coverage()
-    session.secure.append(_told(total, decoded))
+    session.secure.append(_told(total, decoded) | {"short": short})
     return found
 
 
@@ -120,13 +126,22 @@ def _told(total: SecureSum, decoded: Mapping[int, Any]) -> dict[str, Any]:
             rows = tensor.rows(block)
             lead = start.numel() if not tensor.dims else tensor.grid().size
             entries[block] += start.numel() if rows is None else len(rows) * (start.numel() // lead)
-    count = sum(entries.values())
+    count, clients = sum(entries.values()), list(total.blocks.number)
+    closed = []
+    for block in sorted(entries.keys() - decoded.keys()):
+        holders = total.blocks.holders(block, clients)
+        uploaded = len(total.contributors(block)) if block in total.wanted else 0
+        closed.append({"holders": holders, "uploaded": uploaded, "entries": entries[block]})
     return {
-        "asked": len(total.blocks.number),
+        "asked": len(clients),
         "uploaded": len(total.uploads),
         "blocks": len(entries),
         "planned": len(total.near),
         "opened": len(decoded),
         "entries": count,
         "opened_entries": sum(entries[block] for block in decoded),
+        "closed": closed,
+        "faulty": dict(total.faulty),
+        "refused": len(total.refused),
+        "why": next(iter(total.refused.values()), ""),
     }

@@ -12,7 +12,7 @@ from typing import Any
 
 from potluck.core import Reply, Task
 from potluck.engines.remote import Parts
-from potluck.secure.settings import KEYS, OPEN, REQUEST, SHARES
+from potluck.secure.settings import AGREE, KEYS, OPEN, REQUEST, SHARES
 
 
 class AuditLog:
@@ -61,6 +61,7 @@ def _secure_words(reply: Reply, task: Task) -> str:
     words = {
         KEYS: "new public keys for one secure sum, signed with this node's key",
         SHARES: f"shares of this node's masks, encrypted for {len(reply.arrays.get('shares', ()))} other nodes",
+        AGREE: "a signature under who uploaded to this secure sum",
         OPEN: "shares of masks, so that the server can read the sum, and no single update",
     }
     masked = reply.arrays.get("masked")

@@ -16,9 +16,9 @@ from potluck.core import Reply, SettingsError, Task, Weight, Zoo
 from potluck.federation import authority
 from potluck.federation.authority import Certificate, Unusable
 from potluck.federation.kits import Kit
-from potluck.secure.client import SecureClient, UnsafeRequest, request_of
+from potluck.secure.client import SecureClient, request_of
 from potluck.secure.crypto import KEY, Forged
-from potluck.secure.protocol import Identities
+from potluck.secure.protocol import Identities, Plan, UnsafeRequest, Uploads
 from potluck.secure.settings import Secure, canonical
 
 LENGTH = 2
@@ -101,21 +101,22 @@ class NodeSecureClient(SecureClient):
 
     With the keys of a new sum, the secret of the last one is gone: nobody can open that one in another way later. A
     node that was started again has no secret of sums that were under way, and says so. In a sum, a node shares its
-    masks under one plan, uploads once, and opens in one way, whatever the server asks for.
+    masks under one plan, uploads once, and signs and opens one list of uploads, whatever the server asks for.
     """
 
     session: str = ""
     """The sum that is under way."""
     plan: bytes = b""
-    """Under which plan it shared its masks: its name, the neighbours with their keys, and the blocks."""
-    uploaded: bool = False
+    """Under which plan it shared its masks: the members, the blocks with their holders, and the neighbours' keys."""
+    uploaded: str = ""
+    """What it was told when it uploaded, as a hash; empty: it has not."""
 
     def keys(self, client: str, request: Mapping[str, Any]) -> Reply:
         assert isinstance(self.identities, KitIdentities)
         session = str(request["session"])
         self.identities = self.identities.renewed(session)
-        self.session, self.plan, self.uploaded = session, b"", False
-        self.opened.clear()
+        self.session, self.plan, self.uploaded = session, b"", ""
+        self.agreed.clear()
         return super().keys(client, request)
 
     def shares(self, client: str, request: Mapping[str, Any]) -> Reply:
@@ -133,13 +134,26 @@ class NodeSecureClient(SecureClient):
         if self.uploaded:
             raise UnsafeRequest("it was asked for two uploads of one secure sum")
         masked = super().upload(task, reply, weight, zoo)
-        self.uploaded = True
+        self.uploaded = self._uploads(request)
         return masked
 
+    def agree(self, client: str, request: Mapping[str, Any]) -> Reply:
+        self._refuse_other_uploads(client, request)
+        return super().agree(client, request)
+
     def open(self, client: str, request: Mapping[str, Any]) -> Reply:
+        self._refuse_other_uploads(client, request)
+        return super().open(client, request)
+
+    def _uploads(self, request: Mapping[str, Any]) -> str:
+        return Uploads.read(request, Plan.read(request), self.settings.min_holders).hash
+
+    def _refuse_other_uploads(self, client: str, request: Mapping[str, Any]) -> None:
+        """Refuses to open what this node was told otherwise of when it uploaded."""
         self._refuse_other_sums(request)
         self._refuse_other_plans(request)
-        return super().open(client, request)
+        if self.uploaded and (self.uploaded != self._uploads(request) or client not in request["uploaded"]):
+            raise UnsafeRequest("it uploaded, and is told now that it did not, or not to this sum")
 
     def _refuse_other_sums(self, request: Mapping[str, Any]) -> None:
         if not self.session or request.get("session") != self.session:
@@ -151,7 +165,7 @@ class NodeSecureClient(SecureClient):
 
 
 def _plan(request: Mapping[str, Any]) -> bytes:
-    return canonical([request.get(name) for name in ("plan", "peers", "blocks")])
+    return canonical([request.get(name) for name in ("members", "blocks", "peers")])
 
 
 def make_client(settings: Secure, identities: Identities | None) -> SecureClient:

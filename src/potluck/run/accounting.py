@@ -23,7 +23,9 @@ events:
   that uploaded most, and the `epsilon` of all of these.
 - `secure`, under [secure], for each secure sum: `round`; how many clients were `asked` and have `uploaded`; how many
   `blocks` there were, how many could be `planned` and were `opened`; the `entries` of all of them, and the
-  `opened_entries`.
+  `opened_entries`; the blocks that stayed `closed`, each with its `tiers`, its `entries`, its `holders` and how many of
+  them `uploaded`; clients that were `faulty`, and why; how many opened blocks were `refused`, because no honest clients
+  have such a sum, and `why`; whether too few uploaded for `run.quorum` (`short`).
 - `charge`, under [privacy], before a client is asked for an update: `round` is always 0; its `number`; the `client`;
   the round that it is `of`. So uploads are counted even if the process dies.
 - `nodes`, in a federation between machines: `round`; `nodes`, each with `client` (its id), `name`, `tier`, whether it
@@ -74,6 +76,8 @@ class Progress:
     """Numbers of replies that the gate accepted, on which its limits depend."""
     secured: dict[str, int] = field(default_factory=dict)
     """Of all secure sums: how many `entries` there were, and how many of them were `opened`."""
+    closed: dict[str, int] = field(default_factory=dict)
+    """In how many secure sums the entries that only these tiers hold stayed closed, by the tiers' names."""
     clients: dict[str, Any] = field(default_factory=dict)
     """The roster of a federation of real nodes; empty in a simulation."""
 

@@ -157,7 +157,9 @@ class Loop:
             self.setup.population.begin(index, run.quorum)
             started = time.perf_counter()
             session = self.dispatcher.open(index, attempt)
-            state = self.context.method.round(self.state, self.setup.view(index, session))
+            view = self.setup.view(index, session)
+            session.quorum = min(run.quorum, len(view.cohort))
+            state = self.context.method.round(self.state, view)
             session.close()
             asked = {entry.task.to for entry in session.entries if not entry.skipped} - {SERVER}
             came = {entry.task.to for entry in session.entries if entry.verdict == "accepted"} - {SERVER}
@@ -278,10 +280,12 @@ class Loop:
         return self.recall.get(client, self.progress.done)
 
     @property
-    def secured(self) -> dict[str, int] | None:
-        """How much the secure sums opened so far, and of how many holders at least; None without [secure]."""
-        wanted = self.experiment.secure
-        return {"min_holders": wanted.min_holders, **self.progress.secured} if wanted.enabled else None
+    def secured(self) -> dict[str, Any] | None:
+        """How much the secure sums opened so far, of how many holders at least, and how often what some tiers hold
+        stayed closed; None without [secure]."""
+        wanted, found = self.experiment.secure, self.progress
+        told = {"min_holders": wanted.min_holders, **found.secured, "closed": dict(found.closed)}
+        return told if wanted.enabled else None
 
     @property
     def promise(self) -> dict[str, Any] | None:
@@ -313,10 +317,23 @@ class Loop:
 
     def _note_secure(self, session: RoundSession) -> None:
         """Records what became of the round's secure sums."""
+        done, tiers = self.progress.done, {c.id: c.tier.name for c in self.setup.asked(self.progress.done - 1, session)}
         for told in session.secure:
-            self.folder.journal.append({"event": "secure", "round": self.progress.done, **told})
+            closed = []
+            for block in told["closed"]:
+                held = sorted({tiers[client] for client in block["holders"] if client in tiers})
+                closed.append({**block, "holders": len(block["holders"]), "tiers": held})
+                name = " and ".join(held)
+                self.progress.closed[name] = self.progress.closed.get(name, 0) + 1
+            self.folder.journal.append({"event": "secure", "round": done, **told, "closed": closed})
             had, more = self.progress.secured, {"entries": told["entries"], "opened": told["opened_entries"]}
             self.progress.secured = {name: had.get(name, 0) + count for name, count in more.items()}
+            for client, why in told["faulty"].items():
+                self._warn(done, f"round {done}: in a secure sum, client {client[:8]} is at fault: {why}")
+            if told["refused"]:
+                self._warn(
+                    done, f"round {done}: {told['refused']} blocks of a secure sum keep their value: {told['why']}"
+                )
 
     def _note_usual(self, session: RoundSession) -> None:
         """Keeps what the gate accepted in this round, and records the limits that it used."""

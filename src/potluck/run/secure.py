@@ -20,7 +20,9 @@ from potluck.core import (
     Zoo,
     display_name,
     facts_of,
+    settings,
 )
+from potluck.methods.bases.personal_models import PersonalModels
 from potluck.parts import OverlapMean, Part
 from potluck.run.dry_run import DryRun
 from potluck.run.settings import Experiment
@@ -45,10 +47,21 @@ def make_client(experiment: Experiment, method: Any, zoo: Zoo) -> SecureClient |
     from potluck.secure.ring import check_bits
 
     facts, name = facts_of(method), display_name(method)
+    if isinstance(method, PersonalModels):
+        raise SettingsError(
+            f"[secure] masks what clients of a tier hold together. With {name}, each client's data decide which "
+            'entries it uploads, and the set of entries would show that. Use a method whose "secure sums" says yes '
+            "in `potluck list methods`, such as fedavg or heterofl."
+        )
     if facts is not None and not facts.sums:
         raise SettingsError(
             f"[secure] lets the server see sums of updates alone, and {name} needs every single upload. Use a method "
             'whose "secure sums" says yes in `potluck list methods`, such as fedavg or heterofl.'
+        )
+    if settings(method).get("label_mask"):
+        raise SettingsError(
+            "[secure] and method.label_mask = true: only clients that have a class train its row of the head, and the "
+            "row would be opened with all others, also if one client alone has it. Set method.label_mask = false."
         )
     if experiment.privacy.enabled and experiment.privacy.where == "server":
         raise SettingsError(
@@ -81,9 +94,15 @@ def closed_blocks(setup: Setup) -> list[str]:
             found.append(
                 f"[secure] opens what only {named} holds ({share:.0%} of the server's model) in {opened} of the first "
                 f"{len(cohorts)} rounds: so few cohorts have secure.min_holders = {experiment.secure.min_holders} such "
-                "clients. A larger cohort, a larger share of this tier, or fewer tiers help."
+                f"clients. {_first_help(experiment.fleet.draw)} larger cohort, a larger share of this tier, or fewer "
+                "tiers help."
             )
     return found
+
+
+def _first_help(draw: str) -> str:
+    """What helps first: cohorts that always have their share of every tier."""
+    return "A" if draw == "by_tier" else 'fleet.draw = "by_tier" (the same share of each tier in every cohort), a'
 
 
 class SumsOnly(DryRun):

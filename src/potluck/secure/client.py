@@ -2,12 +2,12 @@
 
 A client keeps nothing between phases. All its secrets of a session follow from its root secret, from the session and
 from the plan, which names every block and its holders. So a plan that changes between phases gives other secrets, and
-nothing that anybody could use.
+nothing that anybody could use. What a client signs or opens, it remembers: it does so in one way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,31 +15,38 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from potluck.core import EMPTY, Model, Reply, Task, Weight, Zoo
+from potluck.core import EMPTY, Arrays, Model, Reply, Task, Weight, Zoo
 from potluck.learn import TELLS_NOTHING
 from potluck.secure import crypto, shamir
 from potluck.secure.blocks import PartLayout, segments
 from potluck.secure.crypto import Forged
 from potluck.secure.protocol import (
     Announced,
+    Fates,
     Identities,
+    Plan,
+    UnsafeRequest,
+    Uploads,
+    about_uploads,
     commitment,
     mask_secret,
     pair_key,
+    scales,
     self_seed,
     share_key,
     signed_text,
+    start_digest,
     statement,
 )
 from potluck.secure.ring import Ring, Values, clip_factor
-from potluck.secure.settings import KEYS, OPEN, REQUEST, SHARES, Secure, canonical
+from potluck.secure.settings import AGREE, KEYS, OPEN, REQUEST, SHARES, Secure, canonical
 
-MOST_OPENED = 10_000
+MOST_AGREED = 10_000
 """Sessions that a client remembers; the oldest are forgotten."""
-
-
-class UnsafeRequest(PermissionError):
-    """A request that a client does not answer, because the answer would tell too much."""
+BLOCK = 8
+"""Bytes of a block's number, before its share."""
+UNREAD = b"\xff" * shamir.SHARE
+"""In place of a share that could not be read; no share is that large."""
 
 
 @dataclass
@@ -48,17 +55,19 @@ class SecureClient:
 
     settings: Secure
     identities: Identities
-    opened: dict[tuple[str, str], bytes] = field(default_factory=dict)
-    """What a client has opened, by client and session: another request of the same session is refused."""
+    agreed: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    """What a client has signed or opened, by client and session: nothing else of the same session is."""
+    secrets: crypto.Agreements = field(default_factory=crypto.Agreements, repr=False)
 
     def answer(self, task: Task) -> Reply:
-        """The answer in phase 1, 2 or 4."""
-        acts = {KEYS: self.keys, SHARES: self.shares, OPEN: self.open}
+        """The answer in phase 1, 2, 4 or 5."""
+        acts = {KEYS: self.keys, SHARES: self.shares, AGREE: self.agree, OPEN: self.open}
         return acts[task.verb](task.to, request_of(task))
 
     def keys(self, client: str, request: Mapping[str, Any]) -> Reply:
         """Phase 1: fresh public keys."""
         session = str(request["session"])
+        self.secrets.begin(session)
         own = _Own.of(self.identities.root(client), session)
         public = crypto.public_key(own.mask), crypto.public_key(own.share), crypto.signing_key(own.sign)
         proof = self.identities.sign(client, statement(session, client, *public))
@@ -66,18 +75,17 @@ class SecureClient:
 
     def shares(self, client: str, request: Mapping[str, Any]) -> Reply:
         """Phase 2: shares of the secrets, one row for each neighbour, encrypted; and a commitment for each seed."""
-        session, plan, peers = str(request["session"]), str(request["plan"]), self._peers(client, request)
+        plan, peers = self._read(client, request)
         root = self.identities.root(client)
-        own = _Own.of(root, session)
-        if 1 + len(peers) < self.settings.min_holders:
-            raise UnsafeRequest(f"{len(peers)} neighbours are too few")
-        made = self._split(client, request, own)
+        own = _Own.of(root, plan.session)
+        blocks, made = plan.held(client), self._split(client, plan, own)
         rows = []
         for place, (peer, told) in enumerate(peers.items()):
-            key = share_key(crypto.agree(own.share, told.share), session, plan, client, peer)
-            rows.append(crypto.encrypt(key, b"".join(each[place] for each in made), _about(session, client, peer)))
-        seeds = (self_seed(root, session, plan, block) for block in _blocks(request))
-        commitments = b"".join(map(commitment, seeds))
+            key = share_key(self.secrets.agree(own.share, told.share), plan.session, plan.hash, client, peer)
+            seeds = (_number(block) + each[place] for block, each in zip(blocks, made[1:], strict=True))
+            text = b"".join([made[0][place], *seeds])
+            rows.append(crypto.encrypt(key, text, _about(plan.session, client, peer)))
+        commitments = b"".join(commitment(self_seed(root, plan.session, plan.hash, block)) for block in blocks)
         signature = crypto.sign(own.sign, signed_text(canonical(request), client, *rows, commitments))
         arrays = {
             "shares": _tensor(b"".join(rows)).reshape(len(rows), -1),
@@ -91,89 +99,156 @@ class SecureClient:
         client, request = task.to, request_of(task)
         if reply.arrays or reply.models.keys() != {"model"}:
             raise UnsafeRequest("[secure] lets only one model leave a device")
-        session, plan, peers = str(request["session"]), str(request["plan"]), self._peers(client, request)
-        root = self.identities.root(client)
-        own, ring = _Own.of(root, session), Ring(self.settings.bits)
-        present = [str(peer) for peer in request["present"] if str(peer) in peers]
-        pairs = {peer: pair_key(crypto.agree(own.mask, peers[peer].mask), session, plan) for peer in present}
-        update = Update.of(task.models["model"], reply.models["model"], weight, request, self.settings, zoo)
-        blocks, told = _blocks(request), []
-        for block in (int(each) for each in request["upload"]):
+        plan, peers = self._read(client, request)
+        uploads = Uploads.read(request, plan, self.settings.min_holders)
+        if client not in uploads.present:
+            raise UnsafeRequest("it is asked to upload, and the others are told that it is not there")
+        root, ring = self.identities.root(client), Ring(self.settings.bits)
+        own = _Own.of(root, plan.session)
+        update = Update.of(
+            task.models["model"], reply.models["model"], weight, request, self.settings, len(plan.members), zoo
+        )
+        blocks = [block for block in uploads.blocks if client in plan.near[block]]
+        self._check_start(blocks, update, request, uploads)
+        pairs = {
+            peer: pair_key(self.secrets.agree(own.mask, peers[peer].mask), plan.session, plan.hash, uploads.hash)
+            for peer in uploads.present
+            if peer in peers
+        }
+        told = []
+        for block in blocks:
             values = update.encode(block, ring)
-            near = [peer for peer in blocks[block] if peer in pairs]
-            if len(near) < self.settings.min_holders - 1:
-                raise UnsafeRequest(f"{len(near)} neighbours that hold a block are too few")
-            crypto.add_mask(values, self_seed(root, session, plan, block), block)
-            for peer in near:
-                crypto.add_mask(values, pairs[peer], block, negative=peer < client)
+            crypto.add_mask(values, self_seed(root, plan.session, plan.hash, block), block)
+            for peer in plan.near[block][client]:
+                if peer in pairs:
+                    crypto.add_mask(values, pairs[peer], block, negative=peer < client)
             told.append(values)
         masked = np.concatenate(told) if told else ring.zeros(0)
         signature = crypto.sign(own.sign, signed_text(canonical(request), client, masked.tobytes()))
-        arrays = {"masked": torch.from_numpy(masked.view(ring.signed)), "signature": _tensor(signature)}
+        arrays = {
+            "masked": torch.from_numpy(masked.view(ring.signed)),
+            "told": _tensor(crypto.sign(own.sign, uploads.text(plan))),
+            "signature": _tensor(signature),
+        }
         metrics = {name: value for name, value in reply.metrics.items() if name in TELLS_NOTHING}
         return replace(reply, models=EMPTY, arrays=arrays, weight=1.0, metrics=metrics)
 
+    def agree(self, client: str, request: Mapping[str, Any]) -> Reply:
+        """Phase 4: a signature under who uploaded and which blocks are opened."""
+        plan, _ = self._read(client, request)
+        _, _, text = self._read_fates(client, request, plan)
+        own = _Own.of(self.identities.root(client), plan.session)
+        return Reply(arrays={"agreed": _tensor(crypto.sign(own.sign, text))})
+
     def open(self, client: str, request: Mapping[str, Any]) -> Reply:
-        """Phase 4: shares of others' secrets: of a client that uploaded, the seeds of these blocks; of one that was
-        lost, its private key. And its own share of its own seeds."""
-        session, plan, peers = str(request["session"]), str(request["plan"]), self._peers(client, request)
-        asked = signed_text(canonical(request), client)
-        if self.opened.get((client, session), asked) != asked:
-            raise UnsafeRequest("it was asked to open the same uploads in two ways")
-        root, blocks = self.identities.root(client), _blocks(request)
-        own = _Own.of(root, session)
-        uploaded, lost = (list(map(str, request[name])) for name in ("uploaded", "lost"))
-        if set(uploaded) & set(lost) or len({*uploaded, *lost}) < len(uploaded) + len(lost):
-            raise UnsafeRequest("both secrets of one client")
-        wanted = {int(block) for block in request["open"]}
-        for block in wanted & blocks.keys():
-            if 1 + len(set(blocks[block]) & set(uploaded)) < self.settings.min_holders:
-                raise UnsafeRequest(f"a block that fewer than {self.settings.min_holders} clients contributed to")
+        """Phase 5: shares of others' secrets: of a client that uploaded, the seeds of these blocks; of one that was
+        lost, its private key. And its own share of its own seeds. Shares that it cannot read it leaves out."""
+        plan, peers = self._read(client, request)
+        uploads, fates, text = self._read_fates(client, request, plan)
+        self._check_agreed(peers, request, text)
+        for peer in fates.uploaded:
+            if peer in peers:
+                crypto.check(peers[peer].sign, uploads.text(plan), bytes.fromhex(str(request["told"][peer])))
+        own = _Own.of(self.identities.root(client), plan.session)
         found = []
-        for peer, cipher in zip([*uploaded, *lost], request["shares"], strict=True):
-            if peer not in peers:
-                raise Forged("shares of a client that is no neighbour")
-            key = share_key(crypto.agree(own.share, peers[peer].share), session, plan, peer, client)
-            text = crypto.decrypt(key, bytes.fromhex(str(cipher)), _about(session, peer, client))
-            held = [int(block) for block in request["held"][peer]]
-            if len(text) != (1 + len(held)) * shamir.SHARE:
-                raise Forged("shares of another length")
-            each = [text[at : at + shamir.SHARE] for at in range(0, len(text), shamir.SHARE)]
-            found.append(b"".join(share for block, share in zip(held, each[1:], strict=True) if block in wanted)
-                         if peer in uploaded else each[0])  # fmt: skip
-        self.opened[client, session] = asked
-        while len(self.opened) > MOST_OPENED:
-            del self.opened[next(iter(self.opened))]
-        mine = dict(zip(blocks, self._split(client, request, own)[1:], strict=True))
-        told = b"".join([*found, *(shares[-1] for block, shares in mine.items() if block in wanted)])
+        for peer, wanted in to_open(client, plan, uploads, fates):
+            if peer == client:
+                mine = dict(zip(plan.held(client), self._split(client, plan, own)[1:], strict=True))
+                found += [mine[block][-1] for block in wanted]
+                continue
+            key = share_key(self.secrets.agree(own.share, peers[peer].share), plan.session, plan.hash, peer, client)
+            shares = _read_shares(key, str(request["shares"].get(peer, "")), plan, peer, client)
+            found += [shares.get(block, UNREAD) for block in wanted]
+        told = b"".join(found)
         signature = crypto.sign(own.sign, signed_text(canonical(request), client, told))
         return Reply(arrays={"opened": _tensor(told), "signature": _tensor(signature)})
 
-    def _split(self, client: str, request: Mapping[str, Any], own: _Own) -> list[list[bytes]]:
+    def _read(self, client: str, request: Mapping[str, Any]) -> tuple[Plan, dict[str, Announced]]:
+        """The plan, in which enough clients hold every block; and the keys of the neighbours, proved to be theirs."""
+        plan, least = Plan.read(request), self.settings.min_holders
+        self.secrets.begin(plan.session)
+        if client not in plan.members:
+            raise Forged("a plan for others")
+        for block, near in plan.near.items():
+            if not plan.enough(block, near, least):
+                raise UnsafeRequest(f"a block that fewer than {least} clients hold")
+        found = {str(peer): Announced.read(plain) for peer, plain in request["peers"].items()}
+        if found.keys() != set(plan.peers[client]):
+            raise Forged("keys of others than its neighbours in the plan")
+        for peer, told in found.items():
+            self.identities.check(peer, told.text(plan.session, peer), told.proof)
+        return plan, {peer: found[peer] for peer in plan.peers[client]}
+
+    def _read_fates(self, client: str, request: Mapping[str, Any], plan: Plan) -> tuple[Uploads, Fates, bytes]:
+        """Who uploaded and what is to be opened; refuses a second version of it."""
+        least = self.settings.min_holders
+        uploads = Uploads.read(request, plan, least)
+        fates = Fates.read(request, plan, uploads, least)
+        text = fates.text(plan, uploads)
+        if self.agreed.setdefault((client, plan.session), text) != text:
+            raise UnsafeRequest("it was asked to open the same uploads in two ways")
+        while len(self.agreed) > MOST_AGREED:
+            del self.agreed[next(iter(self.agreed))]
+        return uploads, fates, text
+
+    def _check_agreed(self, peers: Mapping[str, Announced], request: Mapping[str, Any], text: bytes) -> None:
+        """Raises an error unless enough neighbours signed the same; the client itself counts as one."""
+        signed = {str(peer): bytes.fromhex(str(each)) for peer, each in request["agreed"].items()}
+        for peer, signature in signed.items():
+            if peer not in peers:
+                raise Forged("a signature of a client that is no neighbour")
+            crypto.check(peers[peer].sign, text, signature)
+        need = self.settings.shares_needed(1 + len(peers))
+        if 1 + len(signed) < need:
+            raise UnsafeRequest(f"{1 + len(signed)} clients agree on who uploaded; {need} must")
+
+    def _check_start(self, blocks: Sequence[int], update: Update, request: Mapping[str, Any], uploads: Uploads) -> None:
+        """Refuses a model that is not the one which all others were told of."""
+        starts = {int(block): str(start) for block, start in request["starts"]}
+        if list(starts) != list(uploads.blocks) or about_uploads(starts, update.heaviest) != uploads.about:
+            raise Forged("a model that is not the one of this sum")
+        if any(update.starts(block) != starts[block] for block in blocks):
+            raise UnsafeRequest("its model is not the one that all others were told of")
+
+    def _split(self, client: str, plan: Plan, own: _Own) -> list[list[bytes]]:
         """The shares of a client's secrets: of its private key, then of the seed of each block. Each has a share for
         every neighbour, and a last one for the client itself."""
-        session, plan, root = str(request["session"]), str(request["plan"]), self.identities.root(client)
-        count = 1 + len(request["peers"])
-        seeds = (self_seed(root, session, plan, block) for block in _blocks(request))
+        root, count = self.identities.root(client), 1 + len(plan.peers[client])
+        seeds = (self_seed(root, plan.session, plan.hash, block) for block in plan.held(client))
         return [
             shamir.split(
                 secret,
                 self.settings.shares_needed(count),
                 range(1, count + 1),
-                _Draw(root, session, plan, number),
+                _Draw(root, plan.session, plan.hash, number),
             )
             for number, secret in enumerate([own.mask, *seeds])
         ]
 
-    def _peers(self, client: str, request: Mapping[str, Any]) -> dict[str, Announced]:
-        """The keys of a client's neighbours, each proved to be its own."""
-        session = str(request["session"])
-        found = {str(peer): Announced.read(plain) for peer, plain in request["peers"].items()}
-        if client in found:
-            raise Forged("a client that is its own neighbour")
-        for peer, told in found.items():
-            self.identities.check(peer, told.text(session, peer), told.proof)
-        return found
+
+def to_open(client: str, plan: Plan, uploads: Uploads, fates: Fates) -> list[tuple[str, list[int]]]:
+    """Of whom a client gives shares, and of which blocks; -1: of the private key. Its own come last."""
+    uploaded, lost = set(fates.uploaded), set(fates.lost(plan, uploads))
+    wanted = [(peer, plan.held(peer)) for peer in (*plan.peers[client], client)]
+    seeds = [
+        (peer, [block for block in held if block in fates.blocks])
+        for peer, held in wanted
+        if peer in uploaded or peer == client
+    ]
+    return [*((peer, [-1]) for peer in plan.peers[client] if peer in lost), *seeds]
+
+
+def _read_shares(key: bytes, cipher: str, plan: Plan, sender: str, receiver: str) -> dict[int, bytes]:
+    """The shares that a neighbour sent, by block; -1: of its private key. Empty if they cannot be read."""
+    try:
+        text = crypto.decrypt(key, bytes.fromhex(cipher), _about(plan.session, sender, receiver))
+    except ValueError:
+        return {}
+    seeds = [text[at : at + BLOCK + shamir.SHARE] for at in range(shamir.SHARE, len(text), BLOCK + shamir.SHARE)]
+    blocks = [int.from_bytes(each[:BLOCK], "little") for each in seeds]
+    if blocks != plan.held(sender) or len(text) != shamir.SHARE + len(seeds) * (BLOCK + shamir.SHARE):
+        return {}
+    return {-1: text[: shamir.SHARE], **{block: each[BLOCK:] for block, each in zip(blocks, seeds, strict=True)}}
 
 
 @dataclass(frozen=True)
@@ -216,13 +291,25 @@ class Update:
     weight_scale: float
     rows: Mapping[str, Tensor]
     """For tensors whose rows have weights of their own: these weights, by row."""
+    heaviest: float
+    start: Arrays
+    """What training began with."""
+    buffers: frozenset[str]
 
     @classmethod
     def of(
-        cls, sent: Model, made: Model, weight: Weight, request: Mapping[str, Any], settings: Secure, zoo: Zoo
+        cls,
+        sent: Model,
+        made: Model,
+        weight: Weight,
+        request: Mapping[str, Any],
+        settings: Secure,
+        members: int,
+        zoo: Zoo,
     ) -> Update:
         """The update of a client, clipped."""
         layout, heaviest = PartLayout.read(request["layout"]), float(request["heaviest"])
+        _check_layout(layout, sent.arrays)
         own, by_row = _weights(weight, request["rows"])
         if not 0 < own <= heaviest:
             raise UnsafeRequest(f"its weight {own:g} is not in (0, {heaviest:g}]")
@@ -233,7 +320,8 @@ class Update:
         }
         square = sum(float(change.square().sum()) for name, change in changes.items() if name not in buffers)
         factor = clip_factor(square, settings.clip)
-        scales: dict[str, float] = {}
+        fine, coarse, by_weight = scales(settings, heaviest, members)
+        found: dict[str, float] = {}
         for name, change in changes.items():
             share = by_row.get(name, own) / heaviest
             if isinstance(share, Tensor):
@@ -244,8 +332,12 @@ class Update:
                 changes[name] = change.clamp(-settings.statistics, settings.statistics) * share
             else:
                 changes[name] = change * (factor * share)
-            scales[name] = float(request["scales"][name in buffers])
-        return cls(layout, changes, scales, own, float(request["scales"][2]), by_row)
+            found[name] = coarse if name in buffers else fine
+        return cls(layout, changes, found, own, by_weight, by_row, heaviest, sent.arrays, frozenset(buffers))
+
+    def starts(self, block: int) -> str:
+        """A hash of what training began with, in a block."""
+        return start_digest(self.layout, block, self.start, self.buffers, frozenset(self.rows))
 
     def encode(self, block: int, ring: Ring) -> Values:
         """The entries of a block, then its weights: one for the block, and one for each row where rows have weights."""
@@ -280,12 +372,20 @@ def _weights(weight: Weight, named: Any) -> tuple[float, dict[str, Tensor]]:
     return float(own.get("", 0.0)), found
 
 
-def _blocks(request: Mapping[str, Any]) -> dict[int, list[str]]:
-    """The blocks that a client holds, each with its neighbours that hold it too."""
-    found = {int(block): list(map(str, near)) for block, near in request["blocks"]}
-    if any(len(set(near)) < len(near) for near in found.values()):
-        raise Forged("a neighbour that is there twice")
-    return found
+def _check_layout(layout: PartLayout, arrays: Arrays) -> None:
+    """Refuses a list of blocks in which an entry of the model is there twice, or none is there at all."""
+    if len({tensor.name for tensor in layout.tensors}) < len(layout.tensors):
+        raise Forged("a tensor that is in a block twice")
+    for tensor in layout.tensors:
+        shape = arrays[tensor.name].shape
+        for length, dim in zip(shape, tensor.dims, strict=False):
+            order = range(length) if dim.order is None else sorted(dim.order.tolist())
+            if len(dim.bits) != length or list(order) != list(range(length)):
+                raise Forged("an entry that is in a block twice")
+
+
+def _number(block: int) -> bytes:
+    return block.to_bytes(BLOCK, "little")
 
 
 def _about(session: str, sender: str, receiver: str) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -53,24 +54,43 @@ def extract(secret: bytes, *info: object) -> bytes:
 
 def public_key(private: bytes) -> bytes:
     """The public key for key agreement that belongs to a private one."""
-    return _loaded(private).public_key().public_bytes_raw()
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
-@lru_cache(maxsize=1 << 14)  # a client needs a secret in two phases, and a simulation has all clients here
-def agree(private: bytes, public: bytes) -> bytes:
-    """The secret that two sides share: each has its own private key and the other's public one."""
-    try:
-        return _loaded(private).exchange(X25519PublicKey.from_public_bytes(public))
-    except ValueError:
-        raise Forged("a public key that nobody can agree on a secret with") from None
+@dataclass(eq=False)
+class Agreements:
+    """The secrets that were agreed on in one session. Those of the last session are forgotten when another begins."""
+
+    session: str = ""
+    _loaded: dict[bytes, X25519PrivateKey] = field(default_factory=dict, repr=False)
+    _agreed: dict[tuple[bytes, bytes], bytes] = field(default_factory=dict, repr=False)
+
+    def begin(self, session: str) -> None:
+        """Forgets everything, if this is another session."""
+        if session != self.session:
+            self.session = session
+            self._loaded.clear()
+            self._agreed.clear()
+
+    def agree(self, private: bytes, public: bytes) -> bytes:
+        """The secret that two sides share: each has its own private key and the other's public one."""
+        if (private, public) not in self._agreed:
+            own = self._loaded.get(private) or X25519PrivateKey.from_private_bytes(private)
+            self._loaded[private] = own
+            try:
+                self._agreed[private, public] = own.exchange(X25519PublicKey.from_public_bytes(public))
+            except ValueError:
+                raise Forged("a public key that nobody can agree on a secret with") from None
+        return self._agreed[private, public]
+
+    def __len__(self) -> int:
+        return len(self._loaded) + len(self._agreed)
+
+    def __reduce__(self) -> tuple[type[Agreements], tuple[()]]:
+        """Secrets go to no other process."""
+        return Agreements, ()
 
 
-@lru_cache(maxsize=1024)
-def _loaded(private: bytes) -> X25519PrivateKey:
-    return X25519PrivateKey.from_private_bytes(private)
-
-
-@lru_cache(maxsize=1024)
 def signing_key(private: bytes) -> bytes:
     """The public key that verifies what this private one signs."""
     return Ed25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
@@ -81,7 +101,7 @@ def sign(private: bytes, text: bytes) -> bytes:
     return Ed25519PrivateKey.from_private_bytes(private).sign(text)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # all that it holds is public
 def check(public: bytes, text: bytes, signature: bytes) -> None:
     """Raises `Forged` unless the owner of this key signed the text."""
     try:

@@ -8,32 +8,36 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, islice
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from potluck.core import Arrays, Reply, Shapes
+from potluck.core import Arrays, Reply, Shapes, numpy_stream
 from potluck.parts import Sums
 from potluck.secure import crypto, shamir
 from potluck.secure.blocks import RoundBlocks, segments
-from potluck.secure.client import bytes_of
+from potluck.secure.client import BLOCK, UNREAD, bytes_of, to_open
 from potluck.secure.protocol import (
     Announced,
+    Fates,
     Identities,
+    Plan,
+    Uploads,
+    about_uploads,
     commitment,
-    neighbours,
     pair_key,
+    scales,
     signed_text,
+    start_digest,
 )
 from potluck.secure.ring import Ring, Values
 from potluck.secure.settings import Secure, canonical
 
 Request = dict[str, Any]
-TRIES = 64
-"""How many sets of shares are tried, if some give a wrong secret."""
+TRIES = 256
+"""How many random sets of shares are tried, if some give a wrong secret."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,22 +73,37 @@ class SecureSum:
     heaviest: float
     """The largest weight of a client."""
     announced: dict[str, Announced] = field(default_factory=dict)
-    near: dict[int, dict[str, list[str]]] = field(default_factory=dict)
-    """The blocks of the plan: their holders, and with whom each of them masks it."""
-    plan: str = ""
+    plan: Plan = field(init=False)
     shares: dict[str, list[bytes]] = field(default_factory=dict)
     commitments: dict[str, list[bytes]] = field(default_factory=dict)
     wanted: list[int] = field(default_factory=list)
     """The blocks that clients upload."""
     uploads: dict[str, Values] = field(default_factory=dict)
+    told: dict[str, bytes] = field(default_factory=dict)
+    """Signatures of who uploaded, under what they were told."""
     opening: list[int] = field(default_factory=list)
     """The blocks that are to be opened."""
+    agreed: dict[str, bytes] = field(default_factory=dict)
+    """Signatures under who uploaded."""
     opened: dict[str, dict[tuple[str, int], bytes]] = field(default_factory=dict)
     """Shares by who gave them: of whom, and of which block; -1: of the private key."""
-    _peers: dict[str, list[str]] = field(default_factory=dict)
+    faulty: dict[str, str] = field(default_factory=dict)
+    """Clients whose shares were wrong or could not be read, and what was wrong."""
+    refused: dict[int, str] = field(default_factory=dict)
+    """Opened blocks whose sum is not one of honest clients, and why."""
     _sizes: dict[int, int] = field(default_factory=dict)
+    _starts: dict[int, str] = field(default_factory=dict)
     _asked: dict[str, bytes] = field(default_factory=dict)
     """What each client was asked last."""
+    _secrets: crypto.Agreements = field(default_factory=crypto.Agreements, repr=False)
+
+    def __post_init__(self) -> None:
+        self.plan = Plan.of(self.session, (), {})
+
+    @property
+    def near(self) -> Mapping[int, Mapping[str, Sequence[str]]]:
+        """The blocks of the plan: their holders, and with whom each of them masks it."""
+        return self.plan.near
 
     @property
     def ring(self) -> Ring:
@@ -110,40 +129,26 @@ class SecureSum:
     def make_plan(self) -> list[str]:
         """Decides which blocks can be opened if all go well; returns the clients that hold any of them."""
         clients = [client for client in self.blocks.number if client in self.announced]
-        for block in sorted(self.blocks.whole.blocks()):
-            near = neighbours(block, self.blocks.holders(block, clients), self.session)
-            if block and len(near) >= self.settings.min_holders:
-                self.near[block] = near
-        # Shares go to others than holders too, so that a small block survives that most of its holders are lost.
-        members = [client for client in clients if any(client in near for near in self.near.values())]
-        around = neighbours(0, members, self.session)
-        for client in members:
-            found = {*around[client], *(peer for near in self.near.values() for peer in near.get(client, ()))}
-            self._peers[client] = [peer for peer in members if peer in found]
-        self.plan = crypto.digest(
-            *(f"{client} {self.announced[client].plain()}".encode() for client in clients),
-            *(f"{block} {list(near)}".encode() for block, near in self.near.items()),
-        ).hex()
-        return members
+        found = {block: self.blocks.holders(block, clients) for block in sorted(self.blocks.whole.blocks()) if block}
+        holders = {block: each for block, each in found.items() if len(each) >= self.settings.min_holders}
+        held = {client for each in holders.values() for client in each}
+        self.plan = Plan.of(self.session, [client for client in clients if client in held], holders)
+        return list(self.plan.members)
 
     def share_request(self, client: str) -> Request:
         return self._asks(client, self._common(client))
 
     def _common(self, client: str) -> Request:
-        """What a client is told in phases 2 to 4."""
-        return {
-            "session": self.session,
-            "plan": self.plan,
-            "peers": {peer: self.announced[peer].plain() for peer in self._peers[client]},
-            "blocks": [[block, self.near[block][client]] for block in self.held(client)],
-        }
+        """What a client is told in phases 2 to 5: the plan, and the keys of its neighbours."""
+        peers = {peer: self.announced[peer].plain() for peer in self.plan.peers[client]}
+        return {"session": self.session, **self.plan.plain(), "peers": peers}
 
     def share_shapes(self, client: str) -> Shapes:
         """What the answer must hold."""
         blocks = len(self.held(client))
-        row = (1 + blocks) * shamir.SHARE + crypto.TAG
+        row = (1 + blocks) * shamir.SHARE + blocks * BLOCK + crypto.TAG
         return {
-            "shares": ((len(self._peers[client]), row), torch.uint8),
+            "shares": ((len(self.plan.peers[client]), row), torch.uint8),
             "commitments": ((blocks * crypto.KEY,), torch.uint8),
             "signature": ((crypto.SIGNATURE,), torch.uint8),
         }
@@ -158,7 +163,7 @@ class SecureSum:
 
     def held(self, client: str) -> list[int]:
         """The blocks of the plan that a client holds."""
-        return [block for block, near in self.near.items() if client in near]
+        return self.plan.held(client)
 
     # Phase 3: uploads.
 
@@ -168,67 +173,95 @@ class SecureSum:
         for block in self.wanted:
             entries = sum(count for _, count in self._entries(block))
             self._sizes[block] = entries + 1 + sum(count for _, count in self._row_weights(block))
-        return [client for client in self.shares if any(client in self.near[block] for block in self.wanted)]
+            self._starts[block] = start_digest(self.blocks.whole, block, self.start, self.buffers, self.row_names)
+        return self._told.asked(self.plan)
+
+    @property
+    def _told(self) -> Uploads:
+        """What all clients that upload are told."""
+        about = about_uploads(self._starts, self.heaviest)
+        return Uploads(tuple(self.shares), tuple(self.wanted), about)
 
     def upload_request(self, client: str) -> Request:
         request = {
-            "present": [peer for peer in self._peers[client] if peer in self.shares],
-            "upload": [block for block in self.wanted if client in self.near[block]],
-            "layout": self.blocks.layout(client).plain(),
-            "scales": list(self.scales()),
+            **self._told.plain(),
+            "starts": [[block, start] for block, start in self._starts.items()],
             "heaviest": self.heaviest,
+            "layout": self.blocks.layout(client).plain(),
             "rows": list(self.rows[client]),
         }
         return self._asks(client, self._common(client) | request)
 
     def scales(self) -> tuple[float, float, float]:
         """How weights of the model, statistics, and weights of clients are rounded."""
-        count, ring, wanted = len(self.blocks.number), self.ring, self.settings
-        return (
-            ring.scale(wanted.clip, count),
-            ring.scale(wanted.statistics, count),
-            ring.scale(self.heaviest, count),
-        )
+        return scales(self.settings, self.heaviest, len(self.plan.members))
 
     def upload_shapes(self, client: str) -> Shapes:
         entries = sum(self._sizes[block] for block in self.wanted if client in self.near[block])
         whole = torch.int32 if self.settings.bits == 32 else torch.int64
-        return {"masked": ((entries,), whole), "signature": ((crypto.SIGNATURE,), torch.uint8)}
+        signature = ((crypto.SIGNATURE,), torch.uint8)
+        return {"masked": ((entries,), whole), "told": signature, "signature": signature}
 
     def take_upload(self, client: str, reply: Reply) -> None:
         arrays = reply.arrays
-        masked = arrays["masked"].cpu().numpy()
+        masked, told = arrays["masked"].cpu().numpy(), bytes_of(arrays["told"])
         self._check(client, arrays, masked.tobytes())
+        crypto.check(self.announced[client].sign, self._told.text(self.plan), told)
+        self.told[client] = told
         self.uploads[client] = masked.view(self.ring.dtype)
 
-    # Phase 4: open.
+    # Phase 4: agree.
 
     def choose_blocks(self) -> list[str]:
         """Decides which blocks are opened, after some clients were lost; returns the clients that can help."""
         self.opening = [block for block in self.wanted if self._enough(block, self.uploads)]
-        helpful = [client for client in self.shares if client in self.uploads or self._idle(client)]
+        asked = set(self._told.asked(self.plan))
+        helpful = [client for client in self.shares if client in self.uploads or client not in asked]
         return helpful if self.opening else []
 
+    @property
+    def fates(self) -> Fates:
+        """Who uploaded, and what is to be opened."""
+        return Fates(tuple(client for client in self.shares if client in self.uploads), tuple(self.opening))
+
+    def agree_request(self, client: str) -> Request:
+        return self._asks(client, self._common(client) | self._told.plain() | self.fates.plain())
+
+    def agree_shapes(self, client: str) -> Shapes:
+        return {"agreed": ((crypto.SIGNATURE,), torch.uint8)}
+
+    def take_agreed(self, client: str, reply: Reply) -> None:
+        signature = bytes_of(reply.arrays["agreed"])
+        crypto.check(self.announced[client].sign, self.fates.text(self.plan, self._told), signature)
+        self.agreed[client] = signature
+
+    # Phase 5: open.
+
+    def choose_openers(self) -> list[str]:
+        """Those who agreed, if they are enough."""
+        known = self.agreed
+        return [
+            client
+            for client in known
+            if 1 + sum(peer in known for peer in self.plan.peers[client]) >= self._need(client)
+        ]
+
+    def _need(self, client: str) -> int:
+        """How many shares give a client's secrets, and how many must agree before it opens anything."""
+        return self.settings.shares_needed(1 + len(self.plan.peers[client]))
+
     def open_request(self, client: str) -> Request:
-        uploaded, lost = self._fates(client)
-        ciphers = [self.shares[peer][self._peers[peer].index(client)].hex() for peer in (*uploaded, *lost)]
+        needed = [peer for peer in self.plan.peers[client] if peer in self.agreed][: self._need(client) - 1]
         request = {
-            "uploaded": uploaded,
-            "lost": lost,
-            "open": self.opening,
-            "held": {peer: self.held(peer) for peer in (*uploaded, *lost)},
-            "shares": ciphers,
+            "agreed": {peer: self.agreed[peer].hex() for peer in needed},
+            "told": {peer: self.told[peer].hex() for peer in self.plan.peers[client] if peer in self.uploads},
+            "shares": {
+                peer: self.shares[peer][self.plan.peers[peer].index(client)].hex()
+                for peer, _ in to_open(client, self.plan, self._told, self.fates)
+                if peer != client
+            },
         }
-        return self._asks(client, self._common(client) | request)
-
-    def _fates(self, client: str) -> tuple[list[str], list[str]]:
-        """A client's neighbours that uploaded, and those that were lost after they had sent shares."""
-        there = [peer for peer in self._peers[client] if peer in self.shares and not self._idle(peer)]
-        return [peer for peer in there if peer in self.uploads], [peer for peer in there if peer not in self.uploads]
-
-    def _idle(self, client: str) -> bool:
-        """Whether a client sent shares, but was not asked to upload, because nothing that it holds can be opened."""
-        return not any(client in self.near[block] for block in self.wanted)
+        return self._asks(client, self._common(client) | self._told.plain() | self.fates.plain() | request)
 
     def open_shapes(self, client: str) -> Shapes:
         count = len(self._opened_by(client))
@@ -242,14 +275,15 @@ class SecureSum:
         told = bytes_of(arrays["opened"])
         self._check(client, arrays, told)
         shares = (told[at : at + shamir.SHARE] for at in range(0, len(told), shamir.SHARE))
-        self.opened[client] = dict(zip(self._opened_by(client), shares, strict=True))
+        given = dict(zip(self._opened_by(client), shares, strict=True))
+        self.opened[client] = {of: share for of, share in given.items() if share != UNREAD}
+        for peer, _ in given.keys() - self.opened[client].keys():
+            self.faulty.setdefault(peer, f"{client[:8]} cannot read its shares")
 
     def _opened_by(self, client: str) -> list[tuple[str, int]]:
         """Which secrets a client is asked for shares of."""
-        uploaded, lost = self._fates(client)
-        seeds = [(peer, block) for peer in uploaded for block in self.held(peer) if block in self.opening]
-        own = [(client, block) for block in self.held(client) if block in self.opening]
-        return [*seeds, *((peer, -1) for peer in lost), *own]
+        wanted = to_open(client, self.plan, self._told, self.fates)
+        return [(peer, block) for peer, blocks in wanted for block in blocks]
 
     # The sum.
 
@@ -268,7 +302,7 @@ class SecureSum:
         return [client for client in self.near[block] if client in self.uploads]
 
     def _unmask(self, block: int) -> Values:
-        total = self.ring.zeros(self._sizes[block])
+        total, uploads = self.ring.zeros(self._sizes[block]), self._told.hash
         for client in self.contributors(block):
             total += self._segment(client, block)
             crypto.add_mask(total, self._seed(client, block), block, negative=True)
@@ -276,8 +310,8 @@ class SecureSum:
             private = self._private_key(lost)
             for client in self.near[block][lost]:
                 if client in self.uploads:
-                    secret = crypto.agree(private, self.announced[client].mask)
-                    key = pair_key(secret, self.session, self.plan)
+                    secret = self._secrets.agree(private, self.announced[client].mask)
+                    key = pair_key(secret, self.session, self.plan.hash, uploads)
                     crypto.add_mask(total, key, block, negative=not lost < client)
         return total
 
@@ -300,27 +334,53 @@ class SecureSum:
 
     def _recover(self, client: str, block: int, fits: Callable[[bytes], bool]) -> bytes:
         """A secret, from the shares that the client's neighbours gave; those that do not fit together are left out."""
-        peers = [*self._peers[client], client]
+        peers = [*self.plan.peers[client], client]
         known = {
             place: given[client, block]
             for place, peer in enumerate(peers, 1)
             if (client, block) in (given := self.opened.get(peer, {}))
         }
-        need = self.settings.shares_needed(len(peers))
-        for points in islice(combinations(sorted(known), need), TRIES):
-            try:
-                secret = shamir.join({point: known[point] for point in points})
-            except shamir.NoSecret:
+        need = self._need(client)
+        # Those who gave wrong shares before come last.
+        order = sorted(known, key=lambda place: (peers[place - 1] in self.faulty, place))
+        for points in _choices(order, need, f"{self.session} {client} {block}"):
+            secret = _joined(known, points)
+            if secret is None or not fits(secret):
                 continue
-            if fits(secret):
-                return secret
+            for place in known.keys() - set(points) if list(points) != order[:need] else ():
+                if _joined(known, [*points[1:], place]) != secret:
+                    self.faulty.setdefault(peers[place - 1], f"its share of a secret of {client[:8]} is wrong")
+            return secret
         raise shamir.NoSecret(f"{len(known)} shares, of which {need} are needed")
 
     def decode(self, opened: Mapping[int, Values]) -> dict[int, OpenedBlock]:
-        """The sums of opened blocks as numbers, without those whose weight no honest clients can have."""
+        """The sums of opened blocks as numbers, without those that no honest clients can have."""
         found = {block: self._decode(block, values) for block, values in opened.items()}
-        most = {block: self.heaviest * len(self.contributors(block)) * (1 + 1e-6) for block in found}
-        return {block: each for block, each in found.items() if 0 < each.weight <= most[block]}
+        for block, each in found.items():
+            if why := self._odd(each, len(self.contributors(block))):
+                self.refused[block] = why
+        return {block: each for block, each in found.items() if block not in self.refused}
+
+    def _odd(self, found: OpenedBlock, count: int) -> str:
+        """Why a sum of so many clients is out of range; empty: it is not. Each number may be off by half a step."""
+        (fine, coarse, by_weight), most = self.scales(), self.heaviest * count
+        off = 0.5 * count / by_weight
+        if not 0 < found.weight <= most + off:
+            return f"a sum of {count} weights is {found.weight:.4g}; their largest sum is {most:.4g}"
+        if any(float(each.min()) < -off or float(each.max()) > found.weight + 2 * off for each in found.rows.values()):
+            return "the weight of a row is above that of its block, or below zero"
+        values = [each for name, each in found.sums.items() if name not in self.buffers]
+        length = math.sqrt(sum(float((each**2).sum()) for each in values))
+        rounded = 0.5 * most / fine * math.sqrt(sum(each.size for each in values))
+        if length > (limit := self.settings.clip * most) * (1 + 1e-6) + rounded:
+            return f"the norm of a sum of {count} updates is {length:.4g}; secure.clip allows {limit:.4g}"
+        limit = self.settings.statistics * most
+        largest = max(
+            (float(np.abs(each).max()) for name, each in found.sums.items() if name in self.buffers), default=0
+        )
+        if largest > limit * (1 + 1e-6) + 0.5 * most / coarse:
+            return f"a sum of {count} changes of statistics is {largest:.4g}; secure.statistics allows {limit:.4g}"
+        return ""
 
     def _decode(self, block: int, values: Values) -> OpenedBlock:
         (fine, coarse, by_weight), ring, at = self.scales(), self.ring, 0
@@ -383,12 +443,7 @@ class SecureSum:
                 yield tensor.name, len(self.start[tensor.name])
 
     def _enough(self, block: int, there: Mapping[str, Any]) -> bool:
-        """Whether enough of a block's holders are there, and each of them has enough neighbours that are."""
-        holders = [client for client in self.near[block] if client in there]
-        least = self.settings.min_holders
-        return len(holders) >= least and all(
-            1 + sum(peer in there for peer in self.near[block][client]) >= least for client in holders
-        )
+        return self.plan.enough(block, there, self.settings.min_holders)
 
     def _asks(self, client: str, request: Request) -> Request:
         """The request, which the answer must be about."""
@@ -398,3 +453,26 @@ class SecureSum:
     def _check(self, client: str, arrays: Arrays, *body: bytes) -> None:
         key, signature = self.announced[client].sign, bytes_of(arrays["signature"])
         crypto.check(key, signed_text(self._asked[client], client, *body), signature)
+
+
+def _choices(order: Sequence[int], need: int, about: str) -> Iterator[Sequence[int]]:
+    """Sets of so many shares: the first; without each one of them; then random ones, the same in every run."""
+    if len(order) < need:
+        return
+    first = list(order[:need])
+    yield first
+    if len(order) == need:
+        return
+    for place in first:
+        yield [*(each for each in first if each != place), order[need]]
+    seed = int.from_bytes(crypto.digest(about.encode())[:8], "little")
+    draws = numpy_stream(seed, "shares")
+    for _ in range(TRIES):
+        yield [order[each] for each in draws.permutation(len(order))[:need].tolist()]
+
+
+def _joined(known: Mapping[int, bytes], points: Sequence[int]) -> bytes | None:
+    try:
+        return shamir.join({point: known[point] for point in points})
+    except shamir.NoSecret:
+        return None

@@ -10,9 +10,10 @@ from typing import Any, Literal
 
 from potluck.core import Task
 
-KEYS, SHARES, OPEN = "secure keys", "secure shares", "secure open"
-"""The verbs of phases 1, 2 and 4; the task of phase 3 has the method's own verb."""
-VERBS = (KEYS, SHARES, OPEN)
+KEYS, SHARES, AGREE, OPEN = "secure keys", "secure shares", "secure agree", "secure open"
+"""The verbs of phases 1, 2, 4 and 5; the task of phase 3 has the method's own verb."""
+VERBS = (KEYS, SHARES, AGREE, OPEN)
+PHASES = 5
 REQUEST = "secure"
 """Under this name, a task's config has the request."""
 
@@ -34,8 +35,9 @@ class Secure:
     bits: Literal[32, 64] = 32
     """The length of the whole numbers that updates are rounded to."""
     threshold: float = 1 / 3
-    """The share of a client's neighbours that can together open its masks, and without whom a block stays closed. Above
-    a half, even a server that lies about who was lost cannot open an upload; then fewer may be lost."""
+    """The share of a client's neighbours that can together open its masks, and without whom a block stays closed; never
+    fewer than min_holders. So many must also agree on who uploaded. Above a half, a server that tells some clients
+    otherwise than others gets no sum; then fewer may be lost."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.min_holders <= 1_000_000:
@@ -49,13 +51,14 @@ class Secure:
             raise ValueError(f"secure.threshold = {self.threshold} must be above 0 and at most 1")
 
     def shares_needed(self, shares: int) -> int:
-        """How many of so many shares of a client's secret give the secret: two at least."""
-        return max(2, math.ceil(self.threshold * shares - 1e-9))
+        """How many of so many shares of a client's secret give the secret. Fewer than `min_holders` clients never can,
+        where there are as many."""
+        return min(shares, max(self.min_holders, math.ceil(self.threshold * shares - 1e-9)))
 
 
 def phase_of(task: Task) -> int:
-    """The phase that a task of a secure sum belongs to, from 0 to 3."""
-    return {KEYS: 0, SHARES: 1, OPEN: 3}.get(task.verb, 2)
+    """The phase that a task of a secure sum belongs to, from 0 to 4."""
+    return {KEYS: 0, SHARES: 1, AGREE: 3, OPEN: 4}.get(task.verb, 2)
 
 
 def is_protocol(task: Task) -> bool:
