@@ -321,9 +321,10 @@ class TaskRun:
         return found
 
     def _protect(self, reply: Reply) -> Reply:
-        """The reply with noise, if [privacy] asks for it. Scores get none: they are for the user who runs this."""
+        """The reply with noise, if [privacy] asks for it. Scores get none: they are for the user who runs this. Nor do
+        keys and shares of a secure sum: they follow from no data."""
         task, context = self._task, self._worker.context
-        if context.mechanism is None or task.to == SERVER or task.verb in ("score", "personalise"):
+        if context.mechanism is None or task.to == SERVER or task.verb in ("score", "personalise", *VERBS):
             return reply
         if context.own_noise:
             noise = torch.Generator().manual_seed(int.from_bytes(os.urandom(8)) >> 1)

@@ -27,6 +27,7 @@ from potluck.run.central_checks import make_server_clip
 from potluck.run.central_epsilon import accountant
 from potluck.run.dry_run import DryRun, refuse_statistics
 from potluck.run.settings import Experiment, Privacy
+from potluck.secure.settings import is_protocol
 
 APART = 2.0
 """The largest distance of two clipped updates (the sensitivity), as a multiple of `clip`."""
@@ -68,7 +69,8 @@ def guarantee(
 
 def count_uploads(before: Mapping[str, int], entries: Iterable[LedgerEntry]) -> dict[str, int]:
     """How often each client has uploaded an update, after these tasks; refused and lost updates count too."""
-    left = (entry.task.to for entry in entries if entry.task.to != SERVER and (entry.cost.bytes_up or entry.lost))
+    told = (entry for entry in entries if entry.task.to != SERVER and not is_protocol(entry.task))
+    left = (entry.task.to for entry in told if entry.cost.bytes_up or entry.lost)
     return dict(Counter(before) + Counter(left))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from potluck.core import (
     display_name,
     facts_of,
 )
+from potluck.learn import ServerClip
 from potluck.parts import OverlapMean, Part
 from potluck.run.dry_run import DryRun
 from potluck.run.settings import Experiment
@@ -84,6 +86,24 @@ def closed_blocks(setup: Setup) -> list[str]:
                 "clients. A larger cohort, a larger share of this tier, or fewer tiers help."
             )
     return found
+
+
+def cut_noise(setup: Setup) -> list[str]:
+    """A warning if updates with the noise of devices are longer than [secure] lets through."""
+    mechanism, zoo, wanted = setup.context.mechanism, setup.context.zoo, setup.experiment.secure
+    if setup.context.secure is None or mechanism is None or isinstance(mechanism, ServerClip):
+        return []
+    entries = max(
+        sum(math.prod(shape) for shape, dtype in zoo.shapes(spec).values() if dtype.is_floating_point)
+        for spec in dict.fromkeys([zoo.full, *(tier.spec for tier in zoo.tiers)])
+    )
+    length = mechanism.clip * math.hypot(1.0, mechanism.noise * math.sqrt(entries))
+    if length <= wanted.clip:
+        return []
+    return [
+        f"[privacy] makes updates about {length:.3g} long, most of it noise, and secure.clip = {wanted.clip:g} scales "
+        f"them down to that. Set secure.clip to {1.1 * length:.2g} or more."
+    ]
 
 
 class SumsOnly(DryRun):
