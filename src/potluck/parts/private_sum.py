@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from potluck.core import Arrays
+from potluck.core import Arrays, NoiseSource, normal
 from potluck.parts.mean import OverlapMean, Sums
 from potluck.parts.part import Part
 
@@ -45,8 +45,8 @@ def privatise(
     expected: Holders,
     clip: float,
     noise: float,
-    rng: torch.Generator,
-    undo: Iterable[torch.Generator] = (),
+    rng: NoiseSource,
+    undo: Iterable[NoiseSource] = (),
 ) -> Sums:
     """The sum of updates with noise of `noise` times `clip`, as sums whose mean is the start plus the private update.
 
@@ -69,6 +69,5 @@ def privatise(
     return found
 
 
-def _normal(like: Tensor, rng: torch.Generator) -> Tensor:
-    """Standard normal numbers in float64: the same on every device."""
-    return torch.randn(like.shape, generator=rng, dtype=torch.float64).to(like.device)
+def _normal(like: Tensor, rng: NoiseSource) -> Tensor:
+    return normal(tuple(like.shape), rng).to(like.device)

@@ -14,14 +14,13 @@ both together have the noise that epsilon is computed for.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 
-from potluck.core import SERVER, Client, Reply, Round, Task, stream
+from potluck.core import SERVER, Client, NoiseSource, Reply, Round, SecretNoise, Task, normal, stream
 from potluck.engines import RoundSession
 from potluck.learn import CLIP, WITHIN, ServerClip
 from potluck.ledger import Journal
@@ -47,8 +46,9 @@ class Released:
     """The clip of the next round."""
     rounds: dict[str, list[float]] = field(default_factory=dict)
     """Of each round with a released sum: the largest rate at which clients are drawn, and how often it was released."""
-    nodes: dict[str, int] = field(default_factory=dict)
-    """Noise on prefix sums: the seeds of the noise that the last prefix has in it, by the round that it came in."""
+    nodes: dict[str, int | str] = field(default_factory=dict)
+    """Noise on prefix sums: the keys of the noise that the last prefix has in it, by the round that it came in. In a
+    simulation, seeds."""
     took: dict[str, list[int]] = field(default_factory=dict)
     """Noise on prefix sums: the rounds in which each client was asked."""
     settled: int = 0
@@ -63,7 +63,7 @@ class CentralPrivacy:
         self._setup, self._wanted, self._mechanism = setup, setup.experiment.privacy, setup.context.mechanism
         self._charges = Charges(journal)
         self.released = Released(self._mechanism.clip)
-        self._next: tuple[float, dict[str, int]] | None = None
+        self._next: tuple[float, dict[str, int | str]] | None = None
         """The clip and the nodes after this round, if it is committed."""
 
     def ask(self, tasks: Iterable[Task]) -> Iterator[Task]:
@@ -85,8 +85,8 @@ class CentralPrivacy:
         parts = list(self._parts(session))
         expected = self.expected(mean.start, parts)
         cohort = math.fsum(count for _, count in parts)
-        seed, merged = self._seed(session), self._merged(session.index + 1)
-        rng, undo = _generator(seed), [_generator(self.released.nodes[number]) for number in merged]
+        key, merged = self._key(session), self._merged(session.index + 1)
+        rng, undo = _source(key), [_source(self.released.nodes[number]) for number in merged]
         noise, clip = self._mechanism.noise, self.released.clip
         if self._mechanism.adaptive:
             noise, count_noise = split_noise(noise, cohort)
@@ -94,7 +94,7 @@ class CentralPrivacy:
             clip = next_clip(clip, self._wanted.quantile, within, len(replies), cohort, count_noise, rng)
         mean.add_block(privatise(summed.sums, mean.start, expected, self.released.clip, noise, rng, undo), 0)
         kept = {number: node for number, node in self.released.nodes.items() if number not in merged}
-        self._next = (clip, kept | {str(session.index + 1): seed} if self._wanted.mechanism == "tree" else {})
+        self._next = (clip, kept | {str(session.index + 1): key} if self._wanted.mechanism == "tree" else {})
         return [replace(reply, metrics={}) for reply in replies]
 
     def expected(self, start: Mapping[str, torch.Tensor], parts: Iterable[tuple[Part, float]]) -> Holders:
@@ -168,10 +168,10 @@ class CentralPrivacy:
             if number not in rounds:
                 rounds.append(number)
 
-    def _seed(self, session: RoundSession) -> int:
-        """The seed of this noise: from the operating system or, in a simulation, from the run's seed."""
+    def _key(self, session: RoundSession) -> int | str:
+        """Where this noise comes from: a key of the operating system's or, in a simulation, a seed of the run's."""
         if self._setup.context.own_noise:
-            return int.from_bytes(os.urandom(8)) >> 1
+            return SecretNoise().key.hex()
         return stream(self._setup.context.seed, "central", session.index, session.attempt).initial_seed()
 
     def _merged(self, number: int) -> list[str]:
@@ -190,13 +190,13 @@ def split_noise(noise: float, cohort: float) -> tuple[float, float]:
 
 
 def next_clip(
-    clip: float, quantile: float, within: int, replies: int, cohort: float, noise: float, rng: torch.Generator
+    clip: float, quantile: float, within: int, replies: int, cohort: float, noise: float, rng: NoiseSource
 ) -> float:
     """The clip of the next round: larger if fewer updates than the quantile were within it."""
-    drawn = float(torch.randn((), generator=rng, dtype=torch.float64))
+    drawn = float(normal((), rng))
     share = (within - 0.5 * replies + noise * drawn) / cohort + 0.5
     return min(max(clip * math.exp(-CLIP_STEP * (min(max(share, 0.0), 1.0) - quantile)), 1e-6), 1e6)
 
 
-def _generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def _source(key: int | str) -> NoiseSource:
+    return SecretNoise(bytes.fromhex(key)) if isinstance(key, str) else torch.Generator().manual_seed(key)
