@@ -39,6 +39,20 @@ def expected_holders(start: Arrays, tiers: Iterable[tuple[Part, float]], fixed: 
     return {name: weight for name, weight in mean.sums.weights.items() if name not in left}
 
 
+def first_holders(found: Iterable[Holders]) -> Holders:
+    """For each entry, how many hold it in the first of these in which anybody does.
+
+    >>> {name: count.tolist() for name, count in first_holders([{"w": torch.tensor([2.0, 0.0])}, {"w": 3.0}]).items()}
+    {'w': [2.0, 3.0]}
+    """
+    first: dict[str, float | Tensor] = {}
+    for holders in found:
+        for name, count in holders.items():
+            had = first.get(name, 0.0)
+            first[name] = torch.where(had > 0, had, count) if isinstance(had, Tensor) else had or count
+    return first
+
+
 def privatise(
     sums: Sums,
     start: Arrays,
