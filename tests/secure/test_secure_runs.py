@@ -109,7 +109,10 @@ def test_nothing_unmasked_leaves_a_client(name):
         ({"name": "feddf"}, "needs every single upload"),
         ({"name": "fedavg", "mean": {"name": "median"}}, "needs every single upload"),
         ({"name": "feddropout"}, "Set method.shared_per_round = true"),
-        ({"name": "scaffold"}, "also upload"),
+        ({"name": "scaffold"}, "also upload 'stem.linear.weight'. Use a method whose clients upload models alone"),
+        ({"name": "fednova"}, "FedNova weighs clients by more than samples, and needs the weight of each"),
+        ({"name": "heterofl", "weighting": "width"}, 'HeteroFL gives every tensor its own. Set method.weighting = "un'),
+        ({"name": "fedrolex", "weighting": "width"}, 'FedRolex gives every tensor its own. Set method.weighting = "un'),
     ],
 )
 def test_methods_for_which_sums_are_not_enough_are_refused_by_name(method, why):
@@ -118,6 +121,15 @@ def test_methods_for_which_sums_are_not_enough_are_refused_by_name(method, why):
     assert "[secure]" in str(told.value)
     assert "\n" not in str(told.value)
     assert not Path("run").exists()
+
+
+def test_only_statistics_of_batch_norm_are_blamed_on_the_norm():
+    with pytest.raises(SettingsError, match=r'norm\..* one by one. Set norm = "group" in .model., or method.bn_eval'):
+        run(secure(model={"norm": "static"}), "run")
+    with pytest.raises(SettingsError) as told:
+        run(secure(method={"name": "scaffold"}), "run")
+    assert "norm" not in str(told.value)
+    assert "bn_eval" not in str(told.value)
 
 
 def test_a_tier_whose_own_entries_will_hardly_ever_open_is_warned_of_before_round_0():

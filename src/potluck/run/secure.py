@@ -21,6 +21,7 @@ from potluck.core import (
     Zoo,
     display_name,
     facts_of,
+    settings,
 )
 from potluck.learn import ServerClip
 from potluck.parts import OverlapMean, Part
@@ -116,7 +117,16 @@ class SumsOnly(DryRun):
         self._held: dict[str, Part] = {}
         self._start: Mapping[str, torch.Tensor] = {}
         self._names: dict[str, list[str]] = {}
+        self._other_weights = False
+        """Whether the method weighs a client by anything but its samples."""
+        self._reads_weights = False
+        """Whether the method reads the weight of a reply after it was added up."""
         super().__init__(method, zoo, seed)
+        if self._other_weights and self._reads_weights:
+            raise SettingsError(
+                f"[secure] shows the server sums of weights; {self.name} weighs clients by more than samples, and "
+                "needs the weight of each. Use a method such as fedavg."
+            )
 
     def shares(self) -> dict[tuple[str, ...], float]:
         """For each set of tiers that holds entries which no other tier holds: their share of the server's model."""
@@ -141,7 +151,7 @@ class SumsOnly(DryRun):
             if task.to != SERVER and told:
                 raise SettingsError(
                     f"[secure] lets the server see sums of models alone; {self.name}'s clients upload '{told[0]}' (in "
-                    f"'{task.verb}') one by one.{self._help()}"
+                    f"'{task.verb}') one by one.{self._help(task, told[0])}"
                 )
         return iter(())
 
@@ -154,22 +164,28 @@ class SumsOnly(DryRun):
     ) -> Sequence[Reply]:
         if weigh is not None or not isinstance(mean, OverlapMean) or type(mean).add is not OverlapMean.add:
             raise SettingsError(f"[secure] adds up updates by their weights alone; {self.name} weighs them otherwise.")
+        replies = []
         for task in tasks:
             part, beside = held[task.to], list(task.expects.arrays)
             if beside or list(task.expects.models) != ["model"]:
                 raise SettingsError(
                     f"[secure] masks one model of each client; {self.name}'s clients also upload "
-                    f"'{[*beside, *task.expects.models][0]}'.{self._help()}"
+                    f"'{(beside or sorted({*task.expects.models} - {'model'}))[0]}'."
+                    f"{self._help(task, beside[0] if beside else '')}"
                 )
             if not isinstance(part, Part):
                 raise SettingsError(f"[secure] and {self.name}: which entries a client holds follows from its data.")
             self._check_start(task, part, mean)
+            self._check_weights(task)
+            replies.append(_Watched({"model": Model(task.models["model"].spec, {})}, task=task))
             shapes = task.expects.models["model"]
             self._names[task.to] = [name for name, (_, dtype) in shapes.items() if dtype.is_floating_point]
             self._held[task.to] = part
         self._start = mean.start
         self._check_parts()
-        return ()
+        for reply in replies:
+            reply.watch(self)
+        return replies
 
     def _check_start(self, task: Task, part: Part, mean: OverlapMean) -> None:
         """The sum is of changes, so all that hold an entry must have started from the server's value."""
@@ -177,6 +193,22 @@ class SumsOnly(DryRun):
         for name, tensor in part.take(mean.start).items():
             if name in sent.arrays and not torch.equal(sent.arrays[name], tensor):
                 raise SettingsError(f"[secure] adds up changes; {self.name}'s clients start from other values.")
+
+    def _check_weights(self, task: Task) -> None:
+        """A client's weight must be one number, but for rows of classes that it does not have."""
+        model = task.models["model"]
+        rows = self.zoo.class_rows(model.spec) if settings(self.method).get("label_mask") else ()
+        for told in ({"steps": 7}, {"steps": 7, "labels": [0]}):
+            reply = Reply({"model": model}, weight=640.0, metrics=told, task=task)
+            weight = self.method.weigh(reply, self.zoo)
+            one = weight.get("") if isinstance(weight, Mapping) else weight
+            if isinstance(weight, Mapping) and (weight.keys() - {"", *rows} or isinstance(one, torch.Tensor)):
+                other = getattr(self.method, "weighting", "samples") not in ("samples", "uniform")
+                hint = ' Set method.weighting = "uniform" or "samples".' if other else ""
+                raise SettingsError(
+                    f"[secure] adds up one weight for each client; {self.name} gives every tensor its own.{hint}"
+                )
+            self._other_weights |= one not in (1.0, reply.weight)
 
     def _check_parts(self) -> None:
         """Refuses parts that differ between clients of one tier."""
@@ -194,7 +226,22 @@ class SumsOnly(DryRun):
                 f"client.{hint}"
             )
 
-    def _help(self) -> str:
-        """What to change, if batch norm is the cause."""
+    def _help(self, task: Task, name: str) -> str:
+        """What to change: the norm, if these are its statistics; else the method."""
+        model = task.models.get("model")
+        if model is None or name not in self.zoo.buffers(model.spec):
+            return " Use a method whose clients upload models alone, such as fedavg."
         fields = getattr(type(self.method), "__dataclass_fields__", {})
-        return ' Set norm = "group" in [model], or method.bn_eval = "batch".' if "bn_eval" in fields else ""
+        return ' Set norm = "group" in [model]' + (', or method.bn_eval = "batch".' if "bn_eval" in fields else ".")
+
+
+class _Watched(Reply):
+    """A reply as a secure sum returns it. It notices if its weight is read."""
+
+    def watch(self, by: SumsOnly) -> None:
+        object.__setattr__(self, "_by", by)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "weight" and "_by" in object.__getattribute__(self, "__dict__"):
+            self._by._reads_weights = True
+        return super().__getattribute__(name)
