@@ -4,6 +4,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from secure_nodes import Kits, experiment_of, run_secure
 from small_nodes import identity, make_nodes, run_in_process, settings
 
 from potluck.core import SecretNoise
@@ -98,6 +99,27 @@ def test_noise_on_prefix_sums_goes_on_after_the_server_was_started_again(tmp_pat
     after = final(tmp_path / "run")[1].central
     assert (list(after["nodes"]), after["nodes"]["2"]) == (["2", "3"], before["nodes"]["2"])
     assert found.privacy["epsilon"] == epsilon_of_tree(2.0, 1e-5, tree_sensitivity([1, 2, 3], 3))
+
+
+def test_nodes_add_noise_together_and_the_server_sees_no_sum_without_it(tmp_path):
+    """Six nodes, three of which would be enough, so a sum has twice the variance that is stated. Two federations with
+    one seed differ by their noise alone."""
+    kits, found = Kits(tmp_path), []
+    for out in ("one", "two"):
+        told = experiment_of(
+            privacy={"where": "server", "clip": 0.5, "noise": 2.0}, method=HETEROFL, score={"clients": 0}
+        )
+        made = run_secure(kits, told, out)
+        assert {line["outcome"] for line in events(tmp_path / out, "task")} == {"accepted"}
+        found.append(final(tmp_path / out)[0]["stem.linear.weight"].double())
+    assert made is not None
+    apart = (found[0] - found[1])[:4] * 6 / 0.5  # rows that all six hold, in clips
+    assert float(apart.var()) == pytest.approx(2 * 2 * 2.0**2, rel=0.35)
+    (noted,) = events(tmp_path / "one", "privacy")
+    assert (noted["where"], noted["uploads"]) == ("clients", 1)
+    lines = " ".join(describe_charter(kits.prepare(told).charter, "small"))
+    assert "gets a share of noise before it is masked" in lines
+    assert "is trusted to" not in lines
 
 
 def test_a_node_is_told_that_the_server_is_trusted_with_its_update():

@@ -45,10 +45,18 @@ class SecretNoise:
         drawn = np.concatenate(pieces) if pieces else np.empty(0)
         return torch.from_numpy(drawn[:count]).reshape(shape)
 
-    def _pairs(self, pairs: int) -> NDArray[np.float64]:
+    def uniform(self, count: int) -> NDArray[np.float64]:
+        """The next numbers from 0 to 1 (which does not come), in float64."""
+        return self._words(count).astype(np.float64) * 2.0**-53
+
+    def _words(self, count: int) -> NDArray[np.uint64]:
+        """Whole numbers of 53 bits."""
         text = self.key + self._piece.to_bytes(8, "little")
         self._piece += 1
-        words = np.frombuffer(hashlib.shake_256(text).digest(16 * pairs), "<u8") >> np.uint64(11)
+        return np.frombuffer(hashlib.shake_256(text).digest(8 * count), "<u8") >> np.uint64(11)
+
+    def _pairs(self, pairs: int) -> NDArray[np.float64]:
+        words = self._words(2 * pairs)
         length = np.sqrt(
             -2 * np.log((words[:pairs] + np.uint64(1)) * 2.0**-53)
         )  # above 0, so that its logarithm is finite

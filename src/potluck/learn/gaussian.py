@@ -82,6 +82,24 @@ class ServerClip(GaussianMechanism):
         return replace(reply, models=_clipped(update, length, clip), weight=1.0, metrics=told)
 
 
+@dataclass(frozen=True)
+class SumClip(GaussianMechanism):
+    """What a client does if all of them add noise together, under the masks of a secure sum: it clips its update once.
+
+    All clients have the weight 1, and no plain value leaves. `noise` is that of the sum; each client's share of it is
+    added where the update is masked.
+    """
+
+    def __call__(self, task: Task, reply: Reply, zoo: Zoo, rng: NoiseSource) -> Reply:
+        if reply.arrays:
+            raise PermissionError(
+                f"[privacy] lets only updates leave a device that are summed; '{min(reply.arrays)}' is not"
+            )
+        update = _Update(task, reply, zoo)
+        models = _clipped(update, float(torch.linalg.vector_norm(update.step)), self.clip)
+        return replace(reply, models=models, weight=1.0, metrics={})
+
+
 def _clipped(update: _Update, length: float, clip: float) -> dict[str, Model]:
     """The models after a step of at most this length, as it is after rounding."""
     factor = 0.0 if not math.isfinite(length) else min(1.0, clip / length) if length else 1.0

@@ -13,6 +13,7 @@ from potluck.core import (
     SERVER,
     Mean,
     Model,
+    Plain,
     Reply,
     Selection,
     SettingsError,
@@ -23,7 +24,7 @@ from potluck.core import (
     facts_of,
     settings,
 )
-from potluck.learn import ServerClip
+from potluck.learn import GaussianMechanism, SumClip
 from potluck.parts import OverlapMean, Part
 from potluck.run.dry_run import DryRun
 from potluck.run.settings import Experiment
@@ -38,12 +39,15 @@ RARELY = 0.1
 """A tier's own entries that are opened in fewer rounds than this share are warned of."""
 
 
-def make_client(experiment: Experiment, method: Any, zoo: Zoo) -> SecureClient | None:
+def make_client(
+    experiment: Experiment, method: Any, zoo: Zoo, mechanism: GaussianMechanism | None = None
+) -> SecureClient | None:
     """What clients need for secure sums, or None without [secure]; refuses methods for which sums are not enough."""
     wanted = experiment.secure
     if not wanted.enabled:
         return None
     from potluck.secure.client import SecureClient
+    from potluck.secure.noise import NoiseShare
     from potluck.secure.protocol import SeededIdentities
     from potluck.secure.ring import check_bits
 
@@ -53,11 +57,10 @@ def make_client(experiment: Experiment, method: Any, zoo: Zoo) -> SecureClient |
             f"[secure] lets the server see sums of updates alone, and {name} needs every single upload. Use a method "
             'whose "secure sums" says yes in `potluck list methods`, such as fedavg or heterofl.'
         )
-    if experiment.privacy.enabled and experiment.privacy.where == "server":
-        raise SettingsError(
-            '[secure] and [privacy] where = "server": which blocks are opened depends on who takes part, and the noise '
-            'does not cover that. Use where = "device", or leave [secure] out.'
-        )
+    share = None
+    if isinstance(mechanism, SumClip):
+        share = NoiseShare(mechanism.clip, mechanism.noise, wanted.min_holders)
+        wanted = share.settings(wanted, experiment.cohort)
     check_bits(wanted.bits, wanted.clip, experiment.cohort)
     if wanted.min_holders > experiment.cohort:
         raise SettingsError(
@@ -65,7 +68,7 @@ def make_client(experiment: Experiment, method: Any, zoo: Zoo) -> SecureClient |
             "opened; raise cohort."
         )
     SumsOnly(method, zoo, experiment.seed)
-    return SecureClient(wanted, SeededIdentities(experiment.seed))
+    return SecureClient(wanted, SeededIdentities(experiment.seed), noise=share)
 
 
 def closed_blocks(setup: Setup) -> list[str]:
@@ -92,7 +95,7 @@ def closed_blocks(setup: Setup) -> list[str]:
 def cut_noise(setup: Setup) -> list[str]:
     """A warning if updates with the noise of devices are longer than [secure] lets through."""
     mechanism, zoo, wanted = setup.context.mechanism, setup.context.zoo, setup.experiment.secure
-    if setup.context.secure is None or mechanism is None or isinstance(mechanism, ServerClip):
+    if setup.context.secure is None or type(mechanism) is not GaussianMechanism:
         return []
     entries = max(
         sum(math.prod(shape) for shape, dtype in zoo.shapes(spec).values() if dtype.is_floating_point)
@@ -198,7 +201,8 @@ class SumsOnly(DryRun):
         """A client's weight must be one number, but for rows of classes that it does not have."""
         model = task.models["model"]
         rows = self.zoo.class_rows(model.spec) if settings(self.method).get("label_mask") else ()
-        for told in ({"steps": 7}, {"steps": 7, "labels": [0]}):
+        plain: list[dict[str, Plain]] = [{"steps": 7}, {"steps": 7, "labels": [0]}]
+        for told in plain:
             reply = Reply({"model": model}, weight=640.0, metrics=told, task=task)
             weight = self.method.weigh(reply, self.zoo)
             one = weight.get("") if isinstance(weight, Mapping) else weight

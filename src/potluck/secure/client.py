@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -34,6 +35,9 @@ from potluck.secure.protocol import (
 from potluck.secure.ring import Ring, Values, clip_factor
 from potluck.secure.settings import KEYS, OPEN, REQUEST, SHARES, Secure, canonical
 
+if TYPE_CHECKING:
+    from potluck.secure.noise import NoiseShare
+
 MOST_OPENED = 10_000
 """Sessions that a client remembers; the oldest are forgotten."""
 
@@ -48,6 +52,8 @@ class SecureClient:
 
     settings: Secure
     identities: Identities
+    noise: NoiseShare | None = None
+    """The noise that a client adds to its update under the mask; None: none."""
     opened: dict[tuple[str, str], bytes] = field(default_factory=dict)
     """What a client has opened, by client and session: another request of the same session is refused."""
 
@@ -97,6 +103,9 @@ class SecureClient:
         present = [str(peer) for peer in request["present"] if str(peer) in peers]
         pairs = {peer: pair_key(crypto.agree(own.mask, peers[peer].mask), session, plan) for peer in present}
         update = Update.of(task.models["model"], reply.models["model"], weight, request, self.settings, zoo)
+        if self.noise is not None:
+            fixed, heaviest = zoo.buffers(reply.models["model"].spec), float(request["heaviest"])
+            update = self.noise.cover(update, heaviest, fixed, partial(crypto.expand, root, "noise", session, plan))
         blocks, told = _blocks(request), []
         for block in (int(each) for each in request["upload"]):
             values = update.encode(block, ring)
