@@ -13,6 +13,7 @@ from potluck.core import SettingsError
 from potluck.engines import Serial
 from potluck.report import read_record, secure_summary
 from potluck.run import resume, run
+from potluck.secure.protocol import most_neighbours, neighbours
 
 WIDTHS = [{"name": name, "width": width} for name, width in (("small", 0.25), ("medium", 0.5), ("large", 1.0))]
 
@@ -141,6 +142,18 @@ def test_a_tier_whose_own_entries_will_hardly_ever_open_is_warned_of_before_roun
     assert "in 0 of the first 2 rounds" in warning
     assert all(line["opened"] == 1 for line in ledger("run") if line["event"] == "secure")
     assert secure_summary(read_record(Path("run"))).endswith("; fewer clients held the rest, which kept its value")
+
+
+def test_a_threshold_of_holders_above_what_neighbours_allow_is_refused():
+    many = {"cohort": 40, "data": {"clients": 40}}
+    with pytest.raises(SettingsError, match=r"min_holders = 36: .* with 32 others, .* set it to 33 or less"):
+        run(secure(secure={"enabled": True, "min_holders": 36}, **many), "run")
+    run(secure(secure={"enabled": True, "min_holders": 33}, tier=[{"name": "all"}], rounds=1, **many), "run")
+    (told,) = (line for line in ledger("run") if line["event"] == "secure")
+    assert told["opened"] == 1
+    for holders in (3, 32, 33, 40, 200):
+        near = neighbours(1, [f"c{number}" for number in range(holders)], "session")
+        assert max(map(len, near.values())) == most_neighbours(holders)
 
 
 def test_a_threshold_of_holders_above_the_cohort_is_refused():

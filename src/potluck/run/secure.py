@@ -48,7 +48,7 @@ def make_client(
         return None
     from potluck.secure.client import SecureClient
     from potluck.secure.noise import NoiseShare
-    from potluck.secure.protocol import SeededIdentities
+    from potluck.secure.protocol import SeededIdentities, most_neighbours
     from potluck.secure.ring import check_bits
 
     facts, name = facts_of(method), display_name(method)
@@ -66,6 +66,12 @@ def make_client(
         raise SettingsError(
             f"secure.min_holders = {wanted.min_holders} is above cohort = {experiment.cohort}: no sum would ever be "
             "opened; raise cohort."
+        )
+    near = most_neighbours(experiment.cohort)
+    if wanted.min_holders > 1 + near:
+        raise SettingsError(
+            f"secure.min_holders = {wanted.min_holders}: in a cohort of {experiment.cohort}, each client shares masks "
+            f"with {near} others, so no sum would ever be opened; set it to {1 + near} or less."
         )
     SumsOnly(method, zoo, experiment.seed)
     return SecureClient(wanted, SeededIdentities(experiment.seed), noise=share)

@@ -120,6 +120,11 @@ def commitment(seed: bytes) -> bytes:
     return crypto.digest(b"potluck seed", seed)
 
 
+def most_neighbours(holders: int) -> int:
+    """With how many others a client shares a mask at most, if a block has so many holders."""
+    return holders - 1 if holders <= ALL_PAIRS else min(2 * math.ceil(3 * math.log2(holders)), holders - 1)
+
+
 def neighbours(block: int, holders: Sequence[str], session: str) -> dict[str, list[str]]:
     """With whom each holder of a block shares a mask.
 
