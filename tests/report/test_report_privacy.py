@@ -26,6 +26,8 @@ def test_the_guarantee_of_sums_says_against_what_and_at_which_rate():
         "ε = 1.25 for a client that is there or not in 3 released sums, at δ = 1e-05; sums of updates clipped to 0.5, "
         "with noise of 2 times that, each client drawn with a probability of 0.1 at most"
     )
+    tiers = {**SERVER, "rates": {"few": 0.1, "many": 0.025, "odd": "x"}}
+    assert privacy_guarantee(record(tiers)).endswith("with a probability of 0.1 at most (few: 0.1, many: 0.025)")
     tree = {**SERVER, "mechanism": "tree", "neighbours": "zero-out"}
     assert "a client whose updates are left out" in privacy_guarantee(record(tree))
     assert "times that on every node of a tree over rounds" in privacy_guarantee(record(tree))

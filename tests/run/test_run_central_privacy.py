@@ -197,6 +197,7 @@ def test_the_tier_whose_clients_are_drawn_most_often_decides(tmp_path):
     one = central({"noise": 2.0}, tier=tiers, method={"name": "fedavg"}, rounds=1, fleet={"draw": "by_tier"})
     found = run(one, tmp_path / "run")
     assert (found.privacy["rate"], found.privacy["neighbours"]) == (1.0, "replace-one")
+    assert found.privacy["rates"] == {"many": 2 / 7, "few": 1.0}
     assert found.privacy["epsilon"] == epsilon_of_sums("by_tier", 2.0, 1e-5, (((1.0, 1), 1),))
 
 

@@ -266,6 +266,8 @@ def _central_guarantee(found: Json) -> str:
     releases, rate = integer(found.get("releases")), number(found.get("rate"))
     times = f" in {releases} released sums" if releases is not None else ""
     drawn = f", each client drawn with a probability of {rate:.3g} at most" if rate is not None else ""
+    own = {tier: share for tier, told in mapping(found.get("rates")).items() if (share := number(told)) is not None}
+    drawn += f" ({', '.join(f'{tier}: {share:.3g}' for tier, share in own.items())})" if drawn and own else ""
     return f"ε = {epsilon:.3g} for {against}{times}, at δ = {delta:g}; {how}{drawn}"
 
 

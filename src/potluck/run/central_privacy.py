@@ -146,6 +146,9 @@ class CentralPrivacy:
         draw, rounds = experiment.fleet.draw, group(released.rounds.values())
         rate = max((rate for rate, _ in released.rounds.values()), default=0.0)
         spent = epsilon_of_sums(draw, self._mechanism.noise, wanted.delta, rounds, wanted.neighbours)
+        own = {tier: odds.rate for tier, odds in self._setup.population.odds(experiment.cohort).items() if odds.rate}
+        if len(set(own.values())) > 1:
+            found["rates"] = own
         return found | {"neighbours": neighbours(draw, wanted.neighbours), "draw": draw, "rate": rate, "epsilon": spent}
 
     def _odds(self) -> dict[str, float]:
