@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from potluck.core import stream
-from potluck.parts import WHOLE, OverlapMean, Part, Place, Sums, expected_holders, privatise
+from potluck.parts import WHOLE, OverlapMean, Part, Place, Sums, expected_holders, first_holders, privatise
 
 NARROW = Part({"w": Place("w", ((slice(0, 2),),))})
 
@@ -48,6 +48,14 @@ def test_expected_holders_add_up_over_the_tiers_that_hold_an_entry():
     found = expected_holders(start, [(whole, 1.5), (NARROW, 3.0)], fixed={"mean"})
     assert {name: weight.tolist() for name, weight in found.items()} == {"w": [4.5, 4.5, 1.5]}
     assert expected_holders({"w": torch.zeros(3)}, [(WHOLE, 2.0), (WHOLE, 0.5)]) == {"w": 2.5}
+
+
+def test_an_entry_keeps_the_number_of_holders_that_it_had_first():
+    some = {"w": torch.tensor([[4.0], [0.0]]), "b": 2.0, "late": 0.0}
+    later = {"w": torch.tensor([[9.0], [5.0]]), "b": 7.0, "late": 1.0, "new": 3.0}
+    found = first_holders([some, later])
+    assert found["w"].tolist() == [[4.0], [5.0]]
+    assert {name: found[name] for name in ("b", "late", "new")} == {"b": 2.0, "late": 1.0, "new": 3.0}
 
 
 def test_noise_comes_on_entries_that_nobody_sent_and_never_on_those_that_nobody_can_hold():

@@ -26,6 +26,8 @@ def test_the_guarantee_of_sums_says_against_what_and_at_which_rate():
         "ε = 1.25 for a client that is there or not in 3 released sums, at δ = 1e-05; sums of updates clipped to 0.5, "
         "with noise of 2 times that, each client drawn with a probability of 0.1 at most"
     )
+    tiers = {**SERVER, "rates": {"few": 0.1, "many": 0.025, "odd": "x"}}
+    assert privacy_guarantee(record(tiers)).endswith("with a probability of 0.1 at most (few: 0.1, many: 0.025)")
     tree = {**SERVER, "mechanism": "tree", "neighbours": "zero-out"}
     assert "a client whose updates are left out" in privacy_guarantee(record(tree))
     assert "times that on every node of a tree over rounds" in privacy_guarantee(record(tree))
@@ -65,3 +67,14 @@ def test_broken_values_leave_gaps(odd):
 def test_the_last_line_of_a_round_that_was_done_again_counts():
     assert record(SERVER, [(1, 0.5), (2, 0.6), (2, 0.7)]).epsilons == ((1, 0.5), (2, 0.7))
     assert replace(record(SERVER), epsilons=()).epsilons == ()
+
+
+def test_noise_that_clients_add_together_is_said_to_hold_against_the_server():
+    found = {"where": "clients", "neighbours": "replace-one", "clip": 0.5, "noise": 8.0, "delta": 1e-5}
+    found |= {"epsilon_each": 1.0, "epsilon": 2.0, "uploads": 3}
+    assert privacy_guarantee(record(found)) == (
+        "ε = 2 for all that a client uploaded (3 times at most), 1 for each upload, against a client with any other "
+        "data, at δ = 1e-05; updates clipped to 0.5; every opened sum has noise of at least 8 times that"
+    )
+    assert "also against the server" in privacy_note(record(found))
+    assert "trusted" not in privacy_note(record(found))

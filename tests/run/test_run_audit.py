@@ -37,6 +37,17 @@ def test_a_larger_delta_explains_more_and_more_right_guesses_need_more_epsilon(a
     assert audit.likelihood(1000, 500, 400, 1.0, 0.0) < audit.likelihood(1000, 500, 400, 2.0, 0.0)
 
 
+def test_an_audit_that_could_not_convict_is_refused_and_more_guesses_can(audit, monkeypatch, capsys):
+    """500 guesses that are all right mean 5.1, so nothing could be said of an epsilon of 8."""
+    assert audit.largest_bound(1000, 0.5) == pytest.approx(5.09, abs=0.01)
+    assert audit.largest_bound(16_000, 1.0) > 8.0
+    assert (audit.guesses_of(1000, 0.5), audit.guesses_of(1001, 1.0), audit.guesses_of(60, 0.5)) == (500, 1000, 30)
+    monkeypatch.setattr(sys, "argv", ["audit.py", "--epsilon", "8"])
+    with pytest.raises(SystemExit):
+        audit.main()
+    assert "no result could be above --epsilon 8: give more --canaries" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_bound_lies_below_the_stated_epsilon_and_above_it_if_the_server_forgets_its_noise(audit, tmp_path):
     honest = audit.audit(1.0, 60, 12, 0, False, tmp_path / "honest")

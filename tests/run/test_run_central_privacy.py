@@ -11,6 +11,7 @@ from tiny_runs import Moody, events, kept, killed_after, tiny
 
 from potluck.core import QuorumError, SettingsError, Task, on_client, stream
 from potluck.engines import ENGINES, Dispatcher, Graphs
+from potluck.fleet import Odds
 from potluck.methods import FedAvg, HeteroFL
 from potluck.run import assemble, experiment, resume, run
 from potluck.run.advice import advice
@@ -196,6 +197,7 @@ def test_the_tier_whose_clients_are_drawn_most_often_decides(tmp_path):
     one = central({"noise": 2.0}, tier=tiers, method={"name": "fedavg"}, rounds=1, fleet={"draw": "by_tier"})
     found = run(one, tmp_path / "run")
     assert (found.privacy["rate"], found.privacy["neighbours"]) == (1.0, "replace-one")
+    assert found.privacy["rates"] == {"many": 2 / 7, "few": 1.0}
     assert found.privacy["epsilon"] == epsilon_of_sums("by_tier", 2.0, 1e-5, (((1.0, 1), 1),))
 
 
@@ -248,6 +250,50 @@ def test_noise_on_prefix_sums_has_as_many_shares_as_the_round_has_bits(tmp_path)
     for rounds, tree in ((3, 2), (4, 1)):
         assert float(noise_after(rounds, "tree", tmp_path / f"t{rounds}").var()) == pytest.approx(tree, rel=0.2)
         assert float(noise_after(rounds, "gaussian", tmp_path / f"g{rounds}").var()) == pytest.approx(rounds, rel=0.2)
+
+
+ROUNDS = []
+
+
+@dataclass(frozen=True)
+class Noted(StillWide):
+    """Counts its rounds."""
+
+    def round(self, state, now):
+        ROUNDS.append(now.index)
+        return super().round(state, now)
+
+
+def test_noise_on_prefix_sums_cancels_although_clients_come_and_go(tmp_path, monkeypatch):
+    """After the fourth round one node of the tree is left. Six clients are expected at first, then twelve, then three;
+    wide ones only from the second round on, so what only they hold has the noise of two nodes: the one that was taken
+    back there never came in."""
+
+    def odds(population, cohort):
+        small, large = ((6.0, 0.0), (6.0, 6.0), (2.0, 1.0), (6.0, 3.0))[ROUNDS[-1] if ROUNDS else 0]
+        return {"small": Odds(small, 0.5), "large": Odds(large, 0.5)}
+
+    told = {"mechanism": "tree", "noise": 1.0, "clip": 1.0}
+    one = central(told, rounds=4, tier=WIDE, model={"hidden": 64, "depth": 1}, score={"every": 99})
+    method = Noted(local=one.local, label_mask=False)
+    setup = assemble(one, method=method)
+    ROUNDS.clear()
+    monkeypatch.setattr(type(setup.population), "odds", odds)
+    start = method.init(setup.context.zoo, stream(0, "init")).model.arrays["stem.linear.weight"]
+    saved = kept(run(one, tmp_path / "run", method=method).folder)[1]
+    moved = saved["state"]["model"].arrays["stem.linear.weight"].double() - start.double()
+    assert ROUNDS[-4:] == [0, 1, 2, 3]
+    assert float((moved[:32] * 6).var()) == pytest.approx(1.0, rel=0.1)
+    assert float((moved[32:] * 6).var()) == pytest.approx(2.0, rel=0.1)
+
+
+@pytest.mark.parametrize("method", ["fedrolex", "feddropout"])
+def test_methods_whose_parts_move_are_refused_with_noise_on_prefix_sums(method):
+    more = {"shared_per_round": True} if method == "feddropout" else {}
+    told = {"name": method, "label_mask": False, **more}
+    assert assemble(of_method(told))
+    with pytest.raises(SettingsError, match=r'"tree": .* gives tiers other parts of the model in other rounds'):
+        assemble(central({"mechanism": "tree"}, method=told, tier=WIDE))
 
 
 def test_with_an_adaptive_clip_updates_get_the_noise_that_the_count_leaves_them(tmp_path):

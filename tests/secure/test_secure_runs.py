@@ -13,6 +13,7 @@ from potluck.core import QuorumError, SettingsError
 from potluck.engines import Serial
 from potluck.report import read_record, secure_summary
 from potluck.run import resume, run
+from potluck.secure.protocol import most_neighbours, neighbours
 from potluck.secure.settings import AGREE, OPEN
 
 WIDTHS = [{"name": name, "width": width} for name, width in (("small", 0.25), ("medium", 0.5), ("large", 1.0))]
@@ -113,7 +114,16 @@ def test_nothing_unmasked_leaves_a_client(name):
         ({"name": "heterofl", "label_mask": True}, "Set method.label_mask = false"),
         ({"name": "fedavg", "label_mask": True}, "Set method.label_mask = false"),
         ({"name": "feddropout", "label_mask": False}, "Set method.shared_per_round = true"),
-        ({"name": "scaffold"}, "also upload"),
+        ({"name": "scaffold"}, "also upload 'stem.linear.weight'. Use a method whose clients upload models alone"),
+        ({"name": "fednova"}, "FedNova weighs clients by more than samples, and needs the weight of each"),
+        (
+            {"name": "heterofl", "label_mask": False, "weighting": "width"},
+            'HeteroFL gives every tensor its own. Set method.weighting = "un',
+        ),
+        (
+            {"name": "fedrolex", "label_mask": False, "weighting": "width"},
+            'FedRolex gives every tensor its own. Set method.weighting = "un',
+        ),
     ],
 )
 def test_methods_for_which_sums_are_not_enough_are_refused_by_name(method, why):
@@ -122,6 +132,15 @@ def test_methods_for_which_sums_are_not_enough_are_refused_by_name(method, why):
     assert "[secure]" in str(told.value)
     assert "\n" not in str(told.value)
     assert not Path("run").exists()
+
+
+def test_only_statistics_of_batch_norm_are_blamed_on_the_norm():
+    with pytest.raises(SettingsError, match=r'norm\..* one by one. Set norm = "group" in .model., or method.bn_eval'):
+        run(secure(model={"norm": "static"}), "run")
+    with pytest.raises(SettingsError) as told:
+        run(secure(method={"name": "scaffold"}), "run")
+    assert "norm" not in str(told.value)
+    assert "bn_eval" not in str(told.value)
 
 
 def test_a_tier_whose_own_entries_will_hardly_ever_open_is_warned_of_before_round_0():
@@ -141,6 +160,18 @@ def test_a_tier_whose_own_entries_will_hardly_ever_open_is_warned_of_before_roun
     manifest = json.loads(Path("run", "manifest.json").read_text())
     assert manifest["secure"]["closed"] == {"large": 2}
     assert secure_summary(read_record(Path("run"))).endswith("; fewer clients held the rest, which kept its value")
+
+
+def test_a_threshold_of_holders_above_what_neighbours_allow_is_refused():
+    many = {"cohort": 40, "data": {"clients": 40}}
+    with pytest.raises(SettingsError, match=r"min_holders = 36: .* with 32 others, .* set it to 33 or less"):
+        run(secure(secure={"enabled": True, "min_holders": 36}, **many), "run")
+    run(secure(secure={"enabled": True, "min_holders": 33}, tier=[{"name": "all"}], rounds=1, **many), "run")
+    (told,) = (line for line in ledger("run") if line["event"] == "secure")
+    assert told["opened"] == 1
+    for holders in (3, 32, 33, 40, 200):
+        near = neighbours(1, [f"c{number}" for number in range(holders)], "session")
+        assert max(map(len, near.values())) == most_neighbours(holders)
 
 
 def test_a_threshold_of_holders_above_the_cohort_is_refused():

@@ -37,6 +37,7 @@ from potluck.core.message import (
 )
 from potluck.core.method import Method, answer, display_name, on_client, settings, trains
 from potluck.core.model import Arrays, BufferLayout, Depth, FlatArrays, Model, Newborn, Spec, digest, shapes_of, size
+from potluck.core.noise import NoiseSource, SecretNoise, normal
 from potluck.core.optional import require_library
 from potluck.core.own_code import import_own
 from potluck.core.plain import EMPTY, FrozenDict, Plain, freeze, to_plain
@@ -66,10 +67,11 @@ __all__ = [
     "Bytes", "Client", "ClientWork", "Column", "ContractSettings", "Cost", "Depth", "Device", "Dimension", "Dimensions",
     "DivergedError", "Edit", "Examples", "Expected", "Facts", "Fit", "FitRequest", "FlatArrays", "Fold", "FrozenDict",
     "Grads", "InputError", "Key", "Limits", "Local", "Loss", "Mean", "Memory", "MessageError", "Method", "Model",
-    "Newborn", "Plain", "Prepare", "Problem", "QuorumError", "Reply", "ResourceError", "Round", "Selection", "Send",
-    "SettingsError", "Shapes", "Skip", "Spec", "Task", "Tier", "UserError", "Weight", "Work", "Zoo", "answer",
+    "Newborn", "NoiseSource", "Plain", "Prepare", "Problem", "QuorumError", "Reply", "ResourceError", "Round",
+    "SecretNoise", "Selection", "Send", "SettingsError", "Shapes", "Skip", "Spec", "Task", "Tier", "UserError",
+    "Weight", "Work", "Zoo", "answer",
     "client_fault", "count_nodes", "describe", "detach_all", "digest", "display_name", "entropy", "facts_of", "freeze",
-    "import_own", "is_shape", "join_tensors", "nearest_name", "numpy_stream", "on_client", "one_line", "pack",
+    "import_own", "is_shape", "join_tensors", "nearest_name", "normal", "numpy_stream", "on_client", "one_line", "pack",
     "pack_array", "payload", "require_library", "settings", "shapes_of", "shown_lines", "size", "split_tensors",
     "stream", "suggestion", "text_of", "to_plain", "trains", "unpack", "unpack_array", "user_interrupt",
 ]  # fmt: skip

@@ -36,7 +36,7 @@ from potluck.engines.serial import Engine
 from potluck.engines.usual import Usual
 from potluck.learn import map_tensors
 from potluck.parts import Mask, OverlapMean, Part, Sums
-from potluck.secure.settings import PHASES, REQUEST, phase_of
+from potluck.secure.settings import PHASES, REQUEST, is_protocol, phase_of
 
 if TYPE_CHECKING:
     from potluck.secure.client import SecureClient
@@ -333,5 +333,6 @@ class RoundSession:
 
 
 def uploads(task: Task) -> bool:
-    """Whether the reply to this task holds tensors."""
-    return bool(task.expects.models or task.expects.arrays)
+    """Whether the reply to this task holds tensors that tell of a client's data. Of the four phases of a secure sum,
+    only the upload does."""
+    return not is_protocol(task) and bool(task.expects.models or task.expects.arrays)

@@ -98,14 +98,15 @@ def _secure_sum(
         row_names |= {part.place(name).name for name in rows[client]}
         buffers |= {part.place(name).name for name in floats[client] if name in run.zoo.buffers(spec)}
     samples = max((run.samples(client) for client in sent), default=1) if run.samples is not None else HEAVIEST
-    heaviest = 1.0 if told.get("weighting") == "uniform" else float(run.gate.heaviest or max(samples, 1))
+    equal = told.get("weighting") == "uniform" or run.secure.noise is not None
+    heaviest = 1.0 if equal else float(run.gate.heaviest or max(samples, 1))
     # What a method sends to make a model ready for scores is a session of the same round, and not of the same sum.
     when = "ready" if session.needed else str(session.attempt)
     label = f"{run.session_label} {session.index} {when} {len(session.secure)}"
     blocks = RoundBlocks.of(mean.start, {client: held[client] for client in sent}, floats)
     return SecureSum(
         *(run.secure.settings, run.secure.identities, label, blocks, mean.start),
-        *(frozenset(buffers), rows, frozenset(row_names), heaviest),
+        *(frozenset(buffers), rows, frozenset(row_names), heaviest, run.secure.noise),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
@@ -27,6 +26,7 @@ from potluck.core import (
     Model,
     Newborn,
     Reply,
+    SecretNoise,
     Skip,
     Spec,
     Task,
@@ -321,13 +321,13 @@ class TaskRun:
         return found
 
     def _protect(self, reply: Reply) -> Reply:
-        """The reply with noise, if [privacy] asks for it. Scores get none: they are for the user who runs this."""
+        """The reply with noise, if [privacy] asks for it. Scores get none: they are for the user who runs this. Nor do
+        keys and shares of a secure sum: they follow from no data."""
         task, context = self._task, self._worker.context
-        if context.mechanism is None or task.to == SERVER or task.verb in ("score", "personalise"):
+        if context.mechanism is None or task.to == SERVER or task.verb in ("score", "personalise", *VERBS):
             return reply
         if context.own_noise:
-            noise = torch.Generator().manual_seed(int.from_bytes(os.urandom(8)) >> 1)
-            return context.mechanism(task, reply, context.zoo, noise)
+            return context.mechanism(task, reply, context.zoo, SecretNoise())
         # A retried round sends other noise: equal noise on two unequal updates would show how they differ.
         again = (self._attempt,) if self._attempt else ()
         return context.mechanism(task, reply, context.zoo, stream(context.seed, "veil", *task.address, *again))

@@ -34,6 +34,7 @@ from potluck.core import (
 from potluck.data import Source
 from potluck.engines import ClientData, SimulationContext
 from potluck.federation.roster import Roster
+from potluck.learn import GaussianMechanism
 from potluck.methods import METHODS
 from potluck.models import ModelZoo, check
 from potluck.run import config, privacy, secure
@@ -295,21 +296,27 @@ def make_setup(
     context = SimulationContext(
         *(method, zoo, datasets, learning_problem(source, zoo, experiment), experiment.seed, where, 0),
         *(run.precision, run.channels_last, run.streams, mechanism),
-        secure=_secure_client(experiment, method, zoo, identities),
+        secure=_secure_client(experiment, method, zoo, identities, mechanism),
     )
     return Setup(experiment, context, roster, source.classes, source, None, 1)
 
 
 def _secure_client(
-    experiment: Experiment, method: Any, zoo: ModelZoo, identities: Identities | None
+    experiment: Experiment,
+    method: Any,
+    zoo: ModelZoo,
+    identities: Identities | None,
+    mechanism: GaussianMechanism | None,
 ) -> SecureClient | None:
     """What this side needs for [secure], by the settings that both sides agreed to; None without it."""
-    found = secure.make_client(experiment, method, zoo)
+    found = secure.make_client(experiment, method, zoo, mechanism)
     if found is None:
         return None
     from potluck.federation.identities import make_client
 
-    return make_client(found.settings, identities)
+    made = make_client(found.settings, identities)
+    made.noise = found.noise
+    return made
 
 
 def refuse_for_nodes(experiment: Experiment, method: Any) -> None:

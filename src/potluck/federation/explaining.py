@@ -65,6 +65,12 @@ def describe_charter(charter: Charter, tier: str) -> list[str]:
             "any other. The server sees it, and is trusted to add noise to the sum. Training loss and the number of "
             "steps stay here"
         ) + ("; whether the update was clipped is told." if wanted.clip == "adaptive" else ".")
+    if wanted.where == "server" and experiment.secure.enabled:
+        noise = (
+            f"Every update is clipped (norm {wanted.clip_at_first:g}), counts as much as any other, and gets a share "
+            "of noise before it is masked: the server sees sums with the noise of all nodes in them, and never one "
+            "without. Training loss and the number of steps stay here."
+        )
     noise = noise if wanted.enabled else ""
     head = [
         f"Federation '{charter.plain['federation']}' asks this node to take part:",

@@ -57,7 +57,7 @@ class Roster:
         self.traffic: Callable[[], Mapping[str, Sequence[int]]] = dict
         """Bytes that went to each node and came from it since the last call, as they were sent."""
         self._seed, self._misses, self._draw = seed, misses, draw
-        self._secret = int.from_bytes(os.urandom(8)) >> 1 if secret else None
+        self._secret = int.from_bytes(os.urandom(32)) if secret else None
         """If nodes must not know who is drawn, although they know the seed: what draws depend on instead."""
 
     @property

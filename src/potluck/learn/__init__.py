@@ -29,7 +29,7 @@ from potluck.learn.fit import (
     run_fit,
     trainable_weights,
 )
-from potluck.learn.gaussian import CLIP, TELLS_NOTHING, WITHIN, GaussianMechanism, ServerClip
+from potluck.learn.gaussian import CLIP, TELLS_NOTHING, WITHIN, GaussianMechanism, ServerClip, SumClip
 from potluck.learn.hooks import forward_hooks
 from potluck.learn.losses import (
     Blend,
@@ -53,7 +53,7 @@ __all__ = [
     "Classify",
     "CrossEntropy", "DistillationSettings", "FitJob", "Frozen", "GaussianMechanism", "GraphCache", "JointLoss",
     "LocalSteps", "LocalTraining", "MaskedCrossEntropy", "NextToken", "Precision", "ProximalTerm", "Regress",
-    "ServerClip", "Tag", "Turns",
+    "ServerClip", "SumClip", "Tag", "Turns",
     "batch_rows", "can_stack", "class_mask", "clip_gradients", "cross_entropy", "displacement", "draw_batches",
     "fit_metrics", "fit_result", "fit_stacked", "forward_hooks", "gather_statistics", "held_tensors", "kl_divergence",
     "make_optimiser", "map_tensors", "mask_logits", "mean_logits", "on_stream", "predict_logits", "random_inputs",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from potluck.core import Arrays, Model, Newborn, Reply, Task, Zoo
+from potluck.core import Arrays, Model, Newborn, NoiseSource, Reply, Task, Zoo, normal
 
 TELLS_NOTHING = frozenset({"steps"})
 """Plain values that may leave a device unchanged: they depend only on the number of its examples."""
@@ -29,7 +29,7 @@ class GaussianMechanism:
     noise: float
     """The standard deviation of the noise, as a multiple of `clip`."""
 
-    def __call__(self, task: Task, reply: Reply, zoo: Zoo, rng: torch.Generator) -> Reply:
+    def __call__(self, task: Task, reply: Reply, zoo: Zoo, rng: NoiseSource) -> Reply:
         """The reply as it may leave the device."""
         if reply.arrays:
             raise PermissionError(
@@ -40,15 +40,14 @@ class GaussianMechanism:
         models = update.models(self.clip_and_blur(update.step, rng)) if update.moving else update.models(update.step)
         return replace(reply, models=models, metrics=told)
 
-    def clip_and_blur(self, step: Tensor, rng: torch.Generator) -> Tensor:
+    def clip_and_blur(self, step: Tensor, rng: NoiseSource) -> Tensor:
         """Clips an update and adds noise. One that is not finite becomes zero: it would reveal something too."""
         length = float(torch.linalg.vector_norm(step))
         if not math.isfinite(length):
             step = torch.zeros_like(step)
         elif length > self.clip:
             step = step * (self.clip / length)
-        drawn = torch.randn(len(step), generator=rng, dtype=torch.float64)
-        return step + self.noise * self.clip * drawn.to(step.device)
+        return step + self.noise * self.clip * normal((len(step),), rng).to(step.device)
 
 
 CLIP = "privacy.clip"
@@ -70,7 +69,7 @@ class ServerClip(GaussianMechanism):
     adaptive: bool = False
     """Whether the clip follows the clients' norms, so that each reply says whether its update was within it."""
 
-    def __call__(self, task: Task, reply: Reply, zoo: Zoo, rng: torch.Generator) -> Reply:
+    def __call__(self, task: Task, reply: Reply, zoo: Zoo, rng: NoiseSource) -> Reply:
         clip = task.config.get(CLIP)
         if reply.arrays or (reply.models and not isinstance(clip, float)):
             what = min(reply.arrays) if reply.arrays else min(reply.models)
@@ -81,6 +80,24 @@ class ServerClip(GaussianMechanism):
         length = float(torch.linalg.vector_norm(update.step))
         told = {WITHIN: int(length <= clip)} if self.adaptive else {}
         return replace(reply, models=_clipped(update, length, clip), weight=1.0, metrics=told)
+
+
+@dataclass(frozen=True)
+class SumClip(GaussianMechanism):
+    """What a client does if all of them add noise together, under the masks of a secure sum: it clips its update once.
+
+    All clients have the weight 1, and no plain value leaves. `noise` is that of the sum; each client's share of it is
+    added where the update is masked.
+    """
+
+    def __call__(self, task: Task, reply: Reply, zoo: Zoo, rng: NoiseSource) -> Reply:
+        if reply.arrays:
+            raise PermissionError(
+                f"[privacy] lets only updates leave a device that are summed; '{min(reply.arrays)}' is not"
+            )
+        update = _Update(task, reply, zoo)
+        models = _clipped(update, float(torch.linalg.vector_norm(update.step)), self.clip)
+        return replace(reply, models=models, weight=1.0, metrics={})
 
 
 def _clipped(update: _Update, length: float, clip: float) -> dict[str, Model]:

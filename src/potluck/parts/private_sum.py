@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from potluck.core import Arrays
+from potluck.core import Arrays, NoiseSource, normal
 from potluck.parts.mean import OverlapMean, Sums
 from potluck.parts.part import Part
 
@@ -39,14 +39,28 @@ def expected_holders(start: Arrays, tiers: Iterable[tuple[Part, float]], fixed: 
     return {name: weight for name, weight in mean.sums.weights.items() if name not in left}
 
 
+def first_holders(found: Iterable[Holders]) -> Holders:
+    """For each entry, how many hold it in the first of these in which anybody does.
+
+    >>> {name: count.tolist() for name, count in first_holders([{"w": torch.tensor([2.0, 0.0])}, {"w": 3.0}]).items()}
+    {'w': [2.0, 3.0]}
+    """
+    first: dict[str, float | Tensor] = {}
+    for holders in found:
+        for name, count in holders.items():
+            had = first.get(name, 0.0)
+            first[name] = torch.where(had > 0, had, count) if isinstance(had, Tensor) else had or count
+    return first
+
+
 def privatise(
     sums: Sums,
     start: Arrays,
     expected: Holders,
     clip: float,
     noise: float,
-    rng: torch.Generator,
-    undo: Iterable[torch.Generator] = (),
+    rng: NoiseSource,
+    undo: Iterable[NoiseSource] = (),
 ) -> Sums:
     """The sum of updates with noise of `noise` times `clip`, as sums whose mean is the start plus the private update.
 
@@ -69,6 +83,5 @@ def privatise(
     return found
 
 
-def _normal(like: Tensor, rng: torch.Generator) -> Tensor:
-    """Standard normal numbers in float64: the same on every device."""
-    return torch.randn(like.shape, generator=rng, dtype=torch.float64).to(like.device)
+def _normal(like: Tensor, rng: NoiseSource) -> Tensor:
+    return normal(tuple(like.shape), rng).to(like.device)

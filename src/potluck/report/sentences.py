@@ -225,6 +225,9 @@ def privacy_guarantee(run: RunRecord) -> str:
     if epsilon is not None and uploads is not None:
         times = "once" if uploads == 1 else f"{uploads} times"
         words = f"ε = {epsilon:.3g} for all that a client uploaded ({times} at most), {each:.3g} for each upload"
+    if found.get("where") == "clients":
+        how = f"updates clipped to {clip:.3g}; every opened sum has noise of at least {noise:.3g} times that"
+        return f"{words}, against {NEIGHBOURS['replace-one']}, at δ = {delta:g}; {how}"
     return f"{words}, at δ = {delta:g}; updates clipped to {clip:.3g}, with noise of {noise:.3g} times that"
 
 
@@ -263,6 +266,8 @@ def _central_guarantee(found: Json) -> str:
     releases, rate = integer(found.get("releases")), number(found.get("rate"))
     times = f" in {releases} released sums" if releases is not None else ""
     drawn = f", each client drawn with a probability of {rate:.3g} at most" if rate is not None else ""
+    own = {tier: share for tier, told in mapping(found.get("rates")).items() if (share := number(told)) is not None}
+    drawn += f" ({', '.join(f'{tier}: {share:.3g}' for tier, share in own.items())})" if drawn and own else ""
     return f"ε = {epsilon:.3g} for {against}{times}, at δ = {delta:g}; {how}{drawn}"
 
 
@@ -273,5 +278,10 @@ def privacy_meaning(run: RunRecord) -> str:
         return (
             "Central differential privacy, against everyone who sees the models; the server itself is trusted to add "
             f"the noise. Whoever reads this run folder sees who took part; {scores}"
+        )
+    if mapping(run.manifest.get("privacy")).get("where") == "clients":
+        return (
+            "Distributed differential privacy, also against the server: clients add the noise together, under the "
+            f"masks of secure sums, and at least secure.min_holders of them must be honest; {scores}"
         )
     return f"Local differential privacy, simulated; {scores}"

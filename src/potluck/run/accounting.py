@@ -34,9 +34,11 @@ events:
 
 If the server adds the noise ([privacy] where = "server"), `privacy` has other fields: `round`, `where`, `mechanism`,
 `neighbours` (which data sets epsilon compares), the `clip` of the next round, `noise`, `delta`, the `releases` so far
-and their `epsilon`; `draw` and the largest `rate` at which a client is drawn or, for noise on prefix sums, `uploads` of
-the client that was asked most often. Then `charge` is written once for each sum, before noise is added. Its `client` is
-"server", and it has the `rate`, or `asked`, the clients of the round.
+and their `epsilon`; `draw` and the largest `rate` at which a client is drawn (`rates` of all tiers, where they differ)
+or, for noise on prefix sums, `uploads` of the client that was asked most often. Then `charge` is written once for each
+sum, before noise is added. Its `client` is "server", and it has the `rate`, or `asked`, the clients of the round. If
+clients add the noise together ([secure], too), the fields are those of noise on devices, with `where` = "clients" and
+`neighbours`; `noise` is that of a sum.
 """
 
 from __future__ import annotations

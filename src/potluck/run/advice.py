@@ -5,13 +5,13 @@ from __future__ import annotations
 from potluck.core import display_name, facts_of
 from potluck.learn import ServerClip
 from potluck.run.assemble import FederationDatasets, Setup
-from potluck.run.secure import closed_blocks
+from potluck.run.secure import closed_blocks, cut_noise
 
 
 def advice(setup: Setup) -> list[str]:
     """Warnings about an experiment that can run, one line each."""
     tiers, rows = (_uncut_tiers, _empty_tiers, _small_population), (_idle_rows, _other_networks)
-    return [text for look in (*tiers, *rows, _drowned_tiers, closed_blocks) for text in look(setup)]
+    return [text for look in (*tiers, *rows, _drowned_tiers, closed_blocks, cut_noise) for text in look(setup)]
 
 
 def _uncut_tiers(setup: Setup) -> list[str]:

@@ -170,7 +170,7 @@ def assemble(
     context = SimulationContext(
         *(method, zoo, datasets, problem, experiment.seed, where, run.stack),
         *(run.precision, run.channels_last, run.streams, mechanism),
-        secure=secure.make_client(experiment, method, zoo),
+        secure=secure.make_client(experiment, method, zoo, mechanism),
         deadline=run.deadline,
     )
     return Setup(experiment, context, population, source.classes, source, public, federation.samples)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ from potluck.run.central_epsilon import largest_sensitivity, noise_for_sums, noi
 from potluck.run.dry_run import DryRun
 from potluck.run.settings import Experiment, Privacy
 
+LATER = (1, 2, 3, 7)
+"""Rounds in which parts are compared with those of the first."""
 ASKS = '[privacy] where = "server"'
 
 
@@ -101,6 +104,12 @@ def _refuse_method(experiment: Experiment, method: Any, zoo: Zoo) -> None:
             "which sums suffice, such as fedavg (`potluck list methods`)."
         )
     seen = DrySums(method, zoo, experiment.seed)
+    if experiment.privacy.mechanism == "tree" and seen.moving:
+        raise SettingsError(
+            f'{ASKS} and mechanism = "tree": {name} gives tiers other parts of the model in other rounds, and noise on '
+            "sums over rounds cancels only where the same clients are expected in all of them. Set privacy.mechanism = "
+            '"gaussian", or use heterofl.'
+        )
     if seen.recruits:
         raise SettingsError(
             f"{ASKS}: {name} chooses its own clients, so how often each is drawn is not known. Let the cohort be drawn "
@@ -119,6 +128,8 @@ class DrySums(DryRun):
     folds = 0
     reads = False
     """Whether the method reads the replies that a fold returns."""
+    moving = False
+    """Whether what a tier holds is not the same in all rounds."""
 
     def _send(self, tasks: Iterable[Task]) -> Iterator[Reply]:
         for task in tasks:
@@ -151,8 +162,10 @@ class DrySums(DryRun):
         self._refuse(assign is None or not hasattr(self.method, "pick"), "does not say which part each tier holds")
         assert assign is not None
         now = Round(0, self._cohort, len(self._cohort), self.zoo, self._seed, self._send, self._fold, self._recruit)
+        later = [replace(now, index=index) for index in LATER]
         for client in self._cohort:
             if client.id in held:
+                self.moving |= any(not _same_part(held[client.id], assign(client, then)[1]) for then in later)
                 other = assign(Client(f"not {client.id}", client.tier), now)[1]
                 draws = not _same_part(held[client.id], other)
                 self._refuse(draws, "draws another part for each client (for feddropout: set method.shared_per_round)")

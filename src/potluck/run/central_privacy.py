@@ -14,18 +14,17 @@ both together have the noise that epsilon is computed for.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 
-from potluck.core import SERVER, Client, Reply, Round, Task, stream
+from potluck.core import SERVER, Client, NoiseSource, Reply, Round, SecretNoise, Task, normal, stream
 from potluck.engines import RoundSession
 from potluck.learn import CLIP, WITHIN, ServerClip
 from potluck.ledger import Journal
-from potluck.parts import Holders, OverlapMean, Part, expected_holders, privatise
+from potluck.parts import Holders, OverlapMean, Part, expected_holders, first_holders, privatise
 from potluck.run.assemble import Setup
 from potluck.run.central_checks import largest_rate, tree_clips
 from potluck.run.central_epsilon import epsilon_of_sums, epsilon_of_tree, group, largest_sensitivity, neighbours
@@ -47,8 +46,12 @@ class Released:
     """The clip of the next round."""
     rounds: dict[str, list[float]] = field(default_factory=dict)
     """Of each round with a released sum: the largest rate at which clients are drawn, and how often it was released."""
-    nodes: dict[str, int] = field(default_factory=dict)
-    """Noise on prefix sums: the seeds of the noise that the last prefix has in it, by the round that it came in."""
+    nodes: dict[str, int | str] = field(default_factory=dict)
+    """Noise on prefix sums: the keys of the noise that the last prefix has in it, by the round that it came in. In a
+    simulation, seeds."""
+    counts: list[dict[str, float]] = field(default_factory=list)
+    """Noise on prefix sums: how many clients of each tier were expected in the first round; and again when a tier came
+    that had not been expected before."""
     took: dict[str, list[int]] = field(default_factory=dict)
     """Noise on prefix sums: the rounds in which each client was asked."""
     settled: int = 0
@@ -63,8 +66,8 @@ class CentralPrivacy:
         self._setup, self._wanted, self._mechanism = setup, setup.experiment.privacy, setup.context.mechanism
         self._charges = Charges(journal)
         self.released = Released(self._mechanism.clip)
-        self._next: tuple[float, dict[str, int]] | None = None
-        """The clip and the nodes after this round, if it is committed."""
+        self._next: tuple[float, dict[str, int | str], list[dict[str, float]]] | None = None
+        """The clip, the nodes and the counts after this round, if it is committed."""
 
     def ask(self, tasks: Iterable[Task]) -> Iterator[Task]:
         """The tasks, each with the clip that holds now."""
@@ -82,11 +85,12 @@ class CentralPrivacy:
         if not mean.empty:
             raise RuntimeError("a mean that holds something already cannot take a private sum")
         self._charge(session)
-        parts = list(self._parts(session))
-        expected = self.expected(mean.start, parts)
-        cohort = math.fsum(count for _, count in parts)
-        seed, merged = self._seed(session), self._merged(session.index + 1)
-        rng, undo = _generator(seed), [_generator(self.released.nodes[number]) for number in merged]
+        parts, now, counts = dict(self._parts(session)), self._odds(), self._counts()
+        # In prefix sums, noise is taken back. So it must have been divided by the same number when it was added.
+        expected = first_holders(self.expected(mean.start, parts, each) for each in counts or [now])
+        cohort = math.fsum(now.get(tier, 0.0) for tier in parts)
+        key, merged = self._key(session), self._merged(session.index + 1)
+        rng, undo = _source(key), [_source(self.released.nodes[number]) for number in merged]
         noise, clip = self._mechanism.noise, self.released.clip
         if self._mechanism.adaptive:
             noise, count_noise = split_noise(noise, cohort)
@@ -94,20 +98,26 @@ class CentralPrivacy:
             clip = next_clip(clip, self._wanted.quantile, within, len(replies), cohort, count_noise, rng)
         mean.add_block(privatise(summed.sums, mean.start, expected, self.released.clip, noise, rng, undo), 0)
         kept = {number: node for number, node in self.released.nodes.items() if number not in merged}
-        self._next = (clip, kept | {str(session.index + 1): seed} if self._wanted.mechanism == "tree" else {})
+        self._next = (clip, kept | {str(session.index + 1): key} if self._tree else {}, counts)
         return [replace(reply, metrics={}) for reply in replies]
 
-    def expected(self, start: Mapping[str, torch.Tensor], parts: Iterable[tuple[Part, float]]) -> Holders:
-        """How many clients are expected to hold each entry of the trained tensors."""
+    @property
+    def _tree(self) -> bool:
+        return self._wanted.mechanism == "tree"
+
+    def expected(
+        self, start: Mapping[str, torch.Tensor], parts: Mapping[str, Part], counts: Mapping[str, float]
+    ) -> Holders:
+        """How many clients are expected to hold each entry of the trained tensors, if so many of each tier are."""
         method, zoo = self._setup.context.method, self._setup.context.zoo
         where = next((tensor.device for tensor in start.values()), torch.device("cpu"))
-        there = ((part.on(where), count) for part, count in parts)
+        there = ((part.on(where), counts[tier]) for tier, part in parts.items() if counts.get(tier, 0.0) > 0)
         return expected_holders(start, there, method.buffers(zoo) if hasattr(method, "buffers") else ())
 
     def settle(self, committed: bool) -> dict[str, Any]:
         """What a checkpoint must hold after a round that was committed, or an attempt that failed."""
         if committed and self._next is not None:
-            self.released.clip, self.released.nodes = self._next
+            self.released.clip, self.released.nodes, self.released.counts = self._next
         self._next = None
         self.released.settled = self._charges.settle()
         return asdict(self.released)
@@ -136,22 +146,35 @@ class CentralPrivacy:
         draw, rounds = experiment.fleet.draw, group(released.rounds.values())
         rate = max((rate for rate, _ in released.rounds.values()), default=0.0)
         spent = epsilon_of_sums(draw, self._mechanism.noise, wanted.delta, rounds, wanted.neighbours)
+        own = {tier: odds.rate for tier, odds in self._setup.population.odds(experiment.cohort).items() if odds.rate}
+        if len(set(own.values())) > 1:
+            found["rates"] = own
         return found | {"neighbours": neighbours(draw, wanted.neighbours), "draw": draw, "rate": rate, "epsilon": spent}
 
-    def _parts(self, session: RoundSession) -> Iterator[tuple[Part, float]]:
-        """Of each tier that takes part in this round: its part of the model, and how many clients are expected."""
+    def _odds(self) -> dict[str, float]:
+        """How many clients of each tier are expected in a round."""
+        odds = self._setup.population.odds(self._setup.experiment.cohort)
+        return {tier: found.expected for tier, found in odds.items() if found.expected > 0}
+
+    def _counts(self) -> list[dict[str, float]]:
+        """Noise on prefix sums: the numbers of clients by which sums are divided, from the first round to the last."""
+        if not self._tree:
+            return []
+        known, now = self.released.counts, self._odds()
+        return known if now.keys() <= {tier for counts in known for tier in counts} else [*known, now]
+
+    def _parts(self, session: RoundSession) -> Iterator[tuple[str, Part]]:
+        """Of each tier that a method picks in this round: its part of the model."""
         setup = self._setup
         now: Round = setup.view(session.index, session)
-        odds = setup.population.odds(setup.experiment.cohort)
         one_of_each = [Client(f"one of {tier.name}", tier) for tier in now.zoo.tiers]
         method, now = setup.context.method, replace(now, cohort=one_of_each)
         for client in method.pick(now):
-            if client.tier.name in odds and odds[client.tier.name].expected > 0:
-                yield method.assign(client, now)[1], odds[client.tier.name].expected
+            yield client.tier.name, method.assign(client, now)[1]
 
     def _charge(self, session: RoundSession) -> None:
         """Writes into the ledger that a sum will be released, and counts it."""
-        if self._wanted.mechanism == "tree":
+        if self._tree:
             asked = sorted({entry.task.to for entry in session.entries} - {SERVER})
             self._charges.write(SERVER, session.index, asked=asked)
             self._count(session.index + 1, 1.0, asked)
@@ -168,10 +191,10 @@ class CentralPrivacy:
             if number not in rounds:
                 rounds.append(number)
 
-    def _seed(self, session: RoundSession) -> int:
-        """The seed of this noise: from the operating system or, in a simulation, from the run's seed."""
+    def _key(self, session: RoundSession) -> int | str:
+        """Where this noise comes from: a key of the operating system's or, in a simulation, a seed of the run's."""
         if self._setup.context.own_noise:
-            return int.from_bytes(os.urandom(8)) >> 1
+            return SecretNoise().key.hex()
         return stream(self._setup.context.seed, "central", session.index, session.attempt).initial_seed()
 
     def _merged(self, number: int) -> list[str]:
@@ -190,13 +213,13 @@ def split_noise(noise: float, cohort: float) -> tuple[float, float]:
 
 
 def next_clip(
-    clip: float, quantile: float, within: int, replies: int, cohort: float, noise: float, rng: torch.Generator
+    clip: float, quantile: float, within: int, replies: int, cohort: float, noise: float, rng: NoiseSource
 ) -> float:
     """The clip of the next round: larger if fewer updates than the quantile were within it."""
-    drawn = float(torch.randn((), generator=rng, dtype=torch.float64))
+    drawn = float(normal((), rng))
     share = (within - 0.5 * replies + noise * drawn) / cohort + 0.5
     return min(max(clip * math.exp(-CLIP_STEP * (min(max(share, 0.0), 1.0) - quantile)), 1e-6), 1e6)
 
 
-def _generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def _source(key: int | str) -> NoiseSource:
+    return SecretNoise(bytes.fromhex(key)) if isinstance(key, str) else torch.Generator().manual_seed(key)

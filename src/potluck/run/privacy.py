@@ -21,12 +21,13 @@ import numpy as np
 from potluck.core import SERVER, SettingsError, Task, Zoo, settings
 from potluck.engines import LedgerEntry
 from potluck.fleet import Clients
-from potluck.learn import GaussianMechanism, ServerClip
+from potluck.learn import GaussianMechanism, ServerClip, SumClip
 from potluck.ledger import Journal, read_journal
 from potluck.run.central_checks import make_server_clip
-from potluck.run.central_epsilon import accountant
+from potluck.run.central_epsilon import accountant, epsilon_of_shares, noise_for_shares
 from potluck.run.dry_run import DryRun, refuse_statistics
 from potluck.run.settings import Experiment, Privacy
+from potluck.secure.settings import is_protocol
 
 APART = 2.0
 """The largest distance of two clipped updates (the sensitivity), as a multiple of `clip`."""
@@ -41,15 +42,33 @@ def make_mechanism(experiment: Experiment, method: Any, zoo: Zoo, population: Cl
     refuse_statistics(method, zoo)
     if settings(method).get("label_mask"):
         raise SettingsError("[privacy] and method.label_mask: it shows the server a client's labels; set it to false.")
-    if wanted.where == "server":
+    together = wanted.where == "server" and experiment.secure.enabled
+    if wanted.where == "server" and not together:
         return make_server_clip(experiment, method, zoo, population)
-    clip = wanted.clip_at_first
+    clip, kind, needed = wanted.clip_at_first, GaussianMechanism, noise
+    if together:
+        refuse_other_noise(wanted)
+        kind, needed = SumClip, noise_for_shares
     seen = DryRun(method, zoo, experiment.seed)
     if wanted.noise is not None:
-        return GaussianMechanism(clip, wanted.noise)
+        return kind(clip, wanted.noise)
     assert wanted.epsilon is not None
     times = 1 if wanted.per == "upload" else max(1, seen.uploads * _most_rounds(experiment, population, seen.recruits))
-    return GaussianMechanism(clip, noise(wanted.epsilon, wanted.delta, times))
+    return kind(clip, needed(wanted.epsilon, wanted.delta, times))
+
+
+def refuse_other_noise(wanted: Privacy) -> None:
+    """Refuses what only a server that sees single updates can do, if clients add the noise under [secure]."""
+    if wanted.mechanism == "tree":
+        raise SettingsError(
+            '[secure] and [privacy] mechanism = "tree": clients add the noise of each round by themselves, and cannot '
+            'take it back later. Set privacy.mechanism = "gaussian".'
+        )
+    if wanted.clip == "adaptive":
+        raise SettingsError(
+            '[secure] and [privacy] clip = "adaptive": each client would tell the server whether its update was within '
+            "the clip. Give privacy.clip a number."
+        )
 
 
 def guarantee(
@@ -59,16 +78,21 @@ def guarantee(
     found: dict[str, Any] = {"clip": mechanism.clip, "noise": mechanism.noise, "delta": wanted.delta}
     if isinstance(mechanism, ServerClip):
         return {"where": wanted.where, "mechanism": wanted.mechanism, **found}
-    found["epsilon_each"] = epsilon(mechanism.noise, wanted.delta)
+    together = isinstance(mechanism, SumClip)
+    spent = epsilon_of_shares if together else epsilon
+    if together:
+        found = {"where": "clients", "neighbours": "replace-one", **found}
+    found["epsilon_each"] = spent(mechanism.noise, wanted.delta, 1)
     if uploads is not None:
         most = max(uploads.values(), default=0)
-        found |= {"uploads": most, "epsilon": epsilon(mechanism.noise, wanted.delta, most)}
+        found |= {"uploads": most, "epsilon": spent(mechanism.noise, wanted.delta, most)}
     return found
 
 
 def count_uploads(before: Mapping[str, int], entries: Iterable[LedgerEntry]) -> dict[str, int]:
     """How often each client has uploaded an update, after these tasks; refused and lost updates count too."""
-    left = (entry.task.to for entry in entries if entry.task.to != SERVER and (entry.cost.bytes_up or entry.lost))
+    told = (entry for entry in entries if entry.task.to != SERVER and not is_protocol(entry.task))
+    left = (entry.task.to for entry in told if entry.cost.bytes_up or entry.lost)
     return dict(Counter(before) + Counter(left))
 
 

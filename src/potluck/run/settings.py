@@ -170,7 +170,8 @@ class Privacy:
 
     where: Literal["device", "server"] = "device"
     """Where noise is added. device: to every update before it leaves (local differential privacy). server: to the sum
-    of the clipped updates (central differential privacy), so that much less is needed; the server is trusted to."""
+    of the clipped updates (central differential privacy), so that much less is needed; the server is trusted to. With
+    [secure], clients add this noise together, under the masks, and the server never sees a sum without it."""
     mechanism: Literal["gaussian", "tree"] = "gaussian"
     """The noise of the server. gaussian: independent in every round; counts on a random cohort that stays secret. tree:
     on sums over rounds (DP-FTRL), where nothing is assumed of who takes part."""

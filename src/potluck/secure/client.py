@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -41,6 +42,9 @@ from potluck.secure.protocol import (
 from potluck.secure.ring import Ring, Values, clip_factor
 from potluck.secure.settings import AGREE, KEYS, OPEN, REQUEST, SHARES, Secure, canonical
 
+if TYPE_CHECKING:
+    from potluck.secure.noise import NoiseShare
+
 MOST_AGREED = 10_000
 """Sessions that a client remembers; the oldest are forgotten."""
 BLOCK = 8
@@ -55,6 +59,8 @@ class SecureClient:
 
     settings: Secure
     identities: Identities
+    noise: NoiseShare | None = None
+    """The noise that a client adds to its update under the mask; None: none."""
     agreed: dict[tuple[str, str], bytes] = field(default_factory=dict)
     """What a client has signed or opened, by client and session: nothing else of the same session is."""
     secrets: crypto.Agreements = field(default_factory=crypto.Agreements, repr=False)
@@ -110,6 +116,10 @@ class SecureClient:
         )
         blocks = [block for block in uploads.blocks if client in plan.near[block]]
         self._check_start(blocks, update, request, uploads)
+        if self.noise is not None:
+            fixed = zoo.buffers(reply.models["model"].spec)
+            key = partial(crypto.expand, root, "noise", plan.session, plan.hash)
+            update = self.noise.cover(update, update.heaviest, fixed, key)
         pairs = {
             peer: pair_key(self.secrets.agree(own.mask, peers[peer].mask), plan.session, plan.hash, uploads.hash)
             for peer in uploads.present

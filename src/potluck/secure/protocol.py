@@ -142,6 +142,11 @@ def commitment(seed: bytes) -> bytes:
     return crypto.digest(b"potluck seed", seed)
 
 
+def most_neighbours(holders: int) -> int:
+    """With how many others a client shares a mask at most, if a block has so many holders."""
+    return holders - 1 if holders <= ALL_PAIRS else min(2 * math.ceil(3 * math.log2(holders)), holders - 1)
+
+
 def neighbours(block: int, holders: Sequence[str], session: str) -> dict[str, list[str]]:
     """With whom each holder of a block shares a mask.
 
@@ -157,7 +162,7 @@ def neighbours(block: int, holders: Sequence[str], session: str) -> dict[str, li
     for place, number in enumerate(order):
         near = {order[(place + step) % len(order)] for far in range(1, reach + 1) for step in (far, -far)}
         found[holders[number]] = [holders[each] for each in sorted(near - {number})]
-    return found
+    return {holder: found[holder] for holder in holders}
 
 
 @dataclass(frozen=True, eq=False)

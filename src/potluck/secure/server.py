@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -34,6 +34,9 @@ from potluck.secure.protocol import (
 )
 from potluck.secure.ring import Ring, Values
 from potluck.secure.settings import Secure, canonical
+
+if TYPE_CHECKING:
+    from potluck.secure.noise import NoiseShare
 
 Request = dict[str, Any]
 TRIES = 256
@@ -72,6 +75,8 @@ class SecureSum:
     """The same tensors under the server's names."""
     heaviest: float
     """The largest weight of a client."""
+    noise: NoiseShare | None = None
+    """The noise that clients add together; None: none."""
     announced: dict[str, Announced] = field(default_factory=dict)
     plan: Plan = field(init=False)
     shares: dict[str, list[bytes]] = field(default_factory=dict)
@@ -370,9 +375,10 @@ class SecureSum:
         if any(float(each.min()) < -off or float(each.max()) > found.weight + 2 * off for each in found.rows.values()):
             return "the weight of a row is above that of its block, or below zero"
         values = [each for name, each in found.sums.items() if name not in self.buffers]
-        length = math.sqrt(sum(float((each**2).sum()) for each in values))
-        rounded = 0.5 * most / fine * math.sqrt(sum(each.size for each in values))
-        if length > (limit := self.settings.clip * most) * (1 + 1e-6) + rounded:
+        length, entries = math.sqrt(sum(float((each**2).sum()) for each in values)), sum(each.size for each in values)
+        rounded = 0.5 * most / fine * math.sqrt(entries)
+        limit = self.settings.clip * most if self.noise is None else self.noise.longest(count, entries)
+        if length > limit * (1 + 1e-6) + rounded:
             return f"the norm of a sum of {count} updates is {length:.4g}; secure.clip allows {limit:.4g}"
         limit = self.settings.statistics * most
         largest = max(
