@@ -14,6 +14,7 @@ from potluck.engines import Serial
 from potluck.report import read_record, secure_summary
 from potluck.run import resume, run
 from potluck.secure.protocol import most_neighbours, neighbours
+from potluck.secure.server import SecureSum
 from potluck.secure.settings import AGREE, OPEN
 
 WIDTHS = [{"name": name, "width": width} for name, width in (("small", 0.25), ("medium", 0.5), ("large", 1.0))]
@@ -200,3 +201,23 @@ def test_a_run_tells_its_sums_how_many_must_upload(monkeypatch):
     assert len(total.uploads) > 2
     assert total.agreed == {}
     assert decoded == {}
+
+
+def test_sums_out_of_range_and_clients_at_fault_are_one_warning_each_in_the_ledger(monkeypatch):
+    """Here the block of three holders is said to be out of range, and one client to be at fault."""
+    opened = SecureSum.open
+
+    def open_with_fault(total):
+        total.faulty["c1"] = "its share is wrong"
+        return opened(total)
+
+    monkeypatch.setattr(SecureSum, "_odd", lambda total, found, count: "the norm is 9" if count == 3 else "")
+    monkeypatch.setattr(SecureSum, "open", open_with_fault)
+    run(secure(rounds=1), "run")
+    (told,) = (line for line in ledger("run") if line["event"] == "secure")
+    assert (told["opened"], told["refused"], told["why"]) == (2, 1, "the norm is 9")
+    assert [each["tiers"] for each in told["closed"]] == [["large"]]
+    assert {line["text"] for line in ledger("run") if line["event"] == "warning"} >= {
+        "round 1: in a secure sum, client c1 is at fault: its share is wrong",
+        "round 1: 1 blocks of a secure sum keep their value: the norm is 9",
+    }
