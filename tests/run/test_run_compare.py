@@ -8,7 +8,9 @@ from tiny_runs import Listener, StopsAfter, cohorts, tiny
 import potluck
 from potluck.core import SettingsError
 from potluck.ledger import read_run
+from potluck.report import compare_rows, read_record
 from potluck.run import Interrupted, assemble, compare, run
+from potluck.run.labels import label
 from potluck.run.session import changed_settings, mark
 
 METHODS = [{"name": "fedavg", "share": "layerwise"}, {"name": "alllarge"}, {"name": "local"}]
@@ -194,6 +196,35 @@ def test_a_method_that_would_run_nowhere_is_refused_and_so_is_a_variant_that_is_
 def test_the_manifest_calls_a_method_as_its_paper_does(tmp_path):
     found = run(tiny(rounds=0, method={"name": "dsfl", "aggregate": "sa"}, data={"public": 9}), tmp_path / "run")
     assert read_run(found.folder).manifest["label"] == "DS-FL (aggregate=sa)"
+
+
+ADAM = {"name": "fedadam", "server": {"name": "adam", "lr": 0.1}}
+OTHER = {"name": "fedavg", "server": {"name": "adam", "lr": 0.2}, "share": "layerwise"}
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ({"name": "fedavg", "local": {"lr": 0.01}}, "FedAvg (local.lr=0.01)"),
+        ({"name": "fedadam"}, "FedAdam"),
+        (ADAM, "FedAdam (server.lr=0.1)"),
+        (OTHER, "FedAvg (server=adam, server.lr=0.2, share=layerwise)"),
+    ],
+)
+def test_a_label_tells_nested_settings_and_local_training_of_its_own(method, said):
+    setup = assemble(tiny(method=method))
+    assert label(setup.context.method, setup.experiment.local) == said
+
+
+def test_entries_of_one_method_that_differ_in_local_training_are_one_row_each_over_their_seeds(tmp_path):
+    methods = [{"name": "fedavg", "local": {"lr": rate}} for rate in (0.01, 0.2)]
+    results = compare(tiny(rounds=1), tmp_path, methods, [0, 1])
+    rows = compare_rows([read_record(result.folder) for result in results])
+    assert [(row["label"], row["seeds"]) for row in rows] == [
+        ("FedAvg (local.lr=0.01)", [0, 1]),
+        ("FedAvg (local.lr=0.2)", [0, 1]),
+    ]
+    assert [list(row["differences"]) for row in rows] == [["FedAvg (local.lr=0.2)"], ["FedAvg (local.lr=0.01)"]]
 
 
 def test_the_manifest_names_the_code_that_ran(compared):

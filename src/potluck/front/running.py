@@ -143,6 +143,7 @@ def compare(
     from potluck.cli import arguments, display
     from potluck.front.progress import progress_of_comparison
     from potluck.run import comparison, session
+    from potluck.run.labels import label
 
     given = gather(experiment, data=data, model=model, method=None, changes=set)
     found = _with_grid(given.experiment, tune, tune_seeds)
@@ -161,7 +162,7 @@ def compare(
             source=given.source,
             note=display.print_note,
         )
-    objects = {session.label(one): one for one in wanted if not isinstance(one, Mapping)}
+    objects = {label(one): one for one in wanted if not isinstance(one, Mapping)}
     return ComparisonResult([_outcome(one, given.source, objects) for one in runs], folder)
 
 

@@ -26,7 +26,6 @@ from potluck.core import (
     QuorumError,
     SettingsError,
     UserError,
-    display_name,
     facts_of,
     one_line,
     settings,
@@ -44,6 +43,7 @@ from potluck.run.devices import Devices
 from potluck.run.features import keep_features
 from potluck.run.holdings import holdings_text
 from potluck.run.interrupts import Interrupted, Interrupts
+from potluck.run.labels import label
 from potluck.run.loop import Loop
 from potluck.run.observers import check_observers, observers
 from potluck.run.restoring import restore_state
@@ -225,7 +225,7 @@ def _run_to_end(loop: Loop, resumed: bool) -> Result:
 def _failed_run(loop: Loop, fault: BaseException) -> FailedRun:
     """The run that this exception ended."""
     experiment, at = loop.experiment, loop.progress.done + 1
-    name, told = str(experiment.method.get("name")), label(loop.context.method)
+    name, told = str(experiment.method.get("name")), label(loop.context.method, experiment.local)
     return FailedRun(loop.folder.path, told, name, experiment.seed, _status_after(fault), at, _one_line(fault))
 
 
@@ -272,7 +272,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
         "code": code_checksum(),
         "name": experiment.name,
         "method": str(experiment.method.get("name")),
-        "label": label(setup.context.method),
+        "label": label(setup.context.method, experiment.local),
         "facts": dataclasses.asdict(told) if (told := facts_of(setup.context.method)) else None,
         "privacy": privacy.guarantee(experiment.privacy, setup.context.mechanism) if setup.context.mechanism else None,
         "secure": {"min_holders": experiment.secure.min_holders} if experiment.secure.enabled else None,
@@ -354,20 +354,6 @@ def _usual_settings(kind: type) -> Mapping[str, Any]:
         return settings(kind())
     except (TypeError, ValueError):
         return {}
-
-
-def label(method: Any) -> str:
-    """A method's name and its settings that differ from the default, for people."""
-    told = [
-        f"{field.name}={_brief(getattr(method, field.name))}"
-        for field in dataclasses.fields(method)
-        if field.name != "local" and getattr(method, field.name) != field.default
-    ]
-    return display_name(method) + (f" ({', '.join(told)})" if told else "")
-
-
-def _brief(value: Any) -> str:
-    return str(getattr(value, "name", value))
 
 
 def fresh_folder(experiment: Experiment) -> Path:
