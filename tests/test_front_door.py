@@ -474,6 +474,16 @@ def test_what_is_no_run_is_refused_in_one_line(tmp_path):
         pl.report(7)
 
 
+@pytest.mark.parametrize("call", ["report", "frame", "table", "plot"])
+def test_no_runs_at_all_are_refused_in_one_line(call):
+    with pytest.raises(pl.core.InputError, match="no runs were given; give run folders"):
+        getattr(pl, call)([])
+
+
+def test_one_column_may_be_given_as_text(result):
+    assert pl.table(result, columns="global") == pl.table(result, columns=["global"])
+
+
 @pytest.mark.parametrize(("library", "call", "extra"), [("pandas", "frame", "frames"), ("matplotlib", "plot", "plot")])
 def test_without_an_optional_library_one_line_names_the_extra(monkeypatch, result, library, call, extra):
     monkeypatch.setitem(sys.modules, library, None)

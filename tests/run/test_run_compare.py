@@ -9,7 +9,7 @@ import potluck
 from potluck.core import SettingsError
 from potluck.ledger import read_run
 from potluck.report import compare_rows, read_record
-from potluck.run import Interrupted, assemble, compare, run
+from potluck.run import Interrupted, assemble, compare, resume, run
 from potluck.run.labels import label
 from potluck.run.session import changed_settings, mark
 
@@ -243,6 +243,19 @@ def test_the_manifest_holds_what_the_method_declares(compared):
         ("one", False, True),
         ("any", True, False),
     ]
+
+
+def test_the_same_comparison_with_another_budget_is_looked_at_with_that_budget(tmp_path):
+    """And with its targets; how the runs were scored stays as it was."""
+    compare(tiny(rounds=1, compare={"budget": {"energy": 1.0}}), tmp_path, METHODS[:1], [0])
+    before = read_run(tmp_path / "fedavg_share=layerwise-s0").settings
+    asked = tiny(rounds=1, compare={"budget": {"bytes": 5.0}}, score={"targets": [0.3], "clients": 2, "every": 7})
+    (found,) = compare(asked, tmp_path, METHODS[:1], [0])
+    record = read_record(found.folder)
+    assert (record.budget, record.targets) == ({"bytes": 5.0}, (0.3,))
+    assert "every = 1\n" in before
+    assert "every = 1\n" in record.settings
+    assert resume(found.folder).weights_sha256 == found.weights_sha256
 
 
 DIVERGING = [{"name": "fedavg"}, {"name": "tiny_runs:Diverges", "last": 1}, {"name": "fedprox"}]

@@ -8,10 +8,12 @@ import pytest
 import torch
 from tiny_runs import Listener, tiny
 
+from potluck.cli.arguments import run_folders
 from potluck.core import SettingsError
 from potluck.data import Federation, from_arrays, load
 from potluck.ledger import read_run
 from potluck.methods import FedProx
+from potluck.report import read_record
 from potluck.run import FailedRun, Result, compare, experiment, run
 from potluck.run.planning import ComparedMethod
 from potluck.run.tuning import Candidate, choose
@@ -86,6 +88,24 @@ def test_the_same_comparison_again_runs_nothing(tuned):
     assert [one.plain() for one in again] == [one.plain() for one in results]
     assert len(heard) == 12
     assert [watch.rounds for watch in heard] == [[]] * 12
+
+
+def test_a_grid_that_has_grown_is_told_in_the_runs_and_a_dropped_choice_is_left_out(tmp_path):
+    compare(settings({"local.lr": (0.003, 0.03)}), tmp_path, TWO[:1], [0])
+    (first,) = run_folders([tmp_path])
+    assert read_record(first).chosen["edge"] == ["local.lr"]
+    compare(settings({"local.lr": (0.003, 0.03, 0.0001)}), tmp_path, TWO[:1], [0, 1])
+    facts = json.loads((tmp_path / "tune.json").read_text())[0]
+    assert [(read_record(one).chosen["runs"], read_record(one).seed) for one in run_folders([tmp_path])] == [
+        (3, 0),
+        (3, 1),
+    ]
+    assert read_record(first).chosen["cost"] == facts["cost"]
+    compare(settings({"local.lr": (0.03, 0.3)}), tmp_path, TWO[:1], [0])
+    found = run_folders([tmp_path])
+    assert [one.name for one in found] == ["fedavg_local.lr=0.3-s0"]
+    assert first.exists()
+    assert run_folders([first]) == [first]
 
 
 def test_test_rows_are_no_rows_of_the_runs_that_choose(tuned):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from typing import Any
 
 from potluck.core import QuorumError, SettingsError, UserError
 from potluck.data import Source
-from potluck.ledger import read_run
+from potluck.ledger import RunFolder, read_run
+from potluck.run import toml
 from potluck.run.assemble import assemble
 from potluck.run.cluster_places import ClusterPlaces
 from potluck.run.interrupts import Interrupted
@@ -19,7 +21,7 @@ from potluck.run.planning import ComparedMethod, Plan, plan_entries
 from potluck.run.prechecks import check_plans, refuse_other_run
 from potluck.run.result import FailedRun, Result
 from potluck.run.scheduler import Scheduler, failed_as_recorded, fault_round
-from potluck.run.session import resume, run, with_own_data
+from potluck.run.session import resume, run, settings_of, with_own_data
 from potluck.run.settings import Experiment
 from potluck.run.tuning import Choice, all_failed, candidates, check_grid, choose, with_choice, write_choices
 from potluck.run.watch import Silent, Watch, whole
@@ -213,11 +215,26 @@ def _run_or_resume(plan: Plan, watch: Watch, source: Source | None) -> Result | 
         return run(experiment, path, source=source, method=plan.method, watch=watch, advise=False)
     there = read_run(path).manifest
     refuse_other_run(plan, assemble(experiment, source, plan.method))
+    _note_question(experiment, path)
     if there.get("status") == "diverged":
         watch.warn(f"diverged in round {fault_round(there)}; to run it again, delete {path}")
         watch.end(failed_as_recorded(path, str(there.get("label"))))
         return None
     return resume(path, rounds=experiment.rounds, source=source, method=plan.method, watch=watch)
+
+
+def _note_question(experiment: Experiment, path: Path) -> None:
+    """Writes into the settings of a run that is there already what this comparison asks of it.
+
+    That is how tables and reports look at it: budgets, targets, what chooses the best round, and what was chosen by
+    tuning. How it ran and was scored stays as it was.
+    """
+    with RunFolder.open(path) as folder:
+        there, asked = settings_of(folder), experiment.score
+        score = dataclasses.replace(there.score, targets=asked.targets, best=asked.best)
+        now = dataclasses.replace(there, compare=experiment.compare, score=score)
+        if now != there:
+            folder.update_settings(toml.write(now.plain()))
 
 
 def refuse_unfinished(results: Sequence[Result | FailedRun]) -> None:

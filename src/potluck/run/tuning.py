@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import statistics
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ Values = Mapping[str, Any]
 """One value for each setting that is tuned, by name."""
 SECTIONS = {field.name for field in dataclasses.fields(Experiment)} - {"compare", "method", "seed", "variant"}
 """What the name of a shared setting may begin with. A method of the same name has no settings of its own here."""
+TUNE_FILE = "tune.json"
+"""In the folder of a comparison: what was tried and chosen, for readers."""
 COSTS = ("bytes_down", "bytes_up", "device_seconds", "joules", "flops")
 
 
@@ -184,9 +187,27 @@ def _at_the_edge(values: Values, grid: Mapping[str, Sequence[Any]]) -> list[str]
 def with_choice(candidate: Candidate, facts: Mapping[str, Any]) -> ComparedMethod:
     """The method as it runs with the seeds of the comparison; its settings say what was chosen."""
     one = candidate.entry.experiment
-    kept = {name: value for name, value in facts.items() if name not in ("label", "tried")}
+    kept = {name: value for name, value in facts.items() if name != "tried"}
     compare = dataclasses.replace(one.compare, chosen=kept)
     return dataclasses.replace(candidate.entry, experiment=dataclasses.replace(one, compare=compare))
+
+
+def without_unused(out: Path, folders: Sequence[Path]) -> list[Path]:
+    """The runs of a comparison without those of a choice that the method has dropped since, as tune.json tells."""
+    try:
+        told = json.loads((out / TUNE_FILE).read_text())
+        chosen = {choice["label"]: choice["values"] for choice in told}
+    except (OSError, ValueError, TypeError, KeyError):
+        return list(folders)
+    return [folder for folder in folders if _is_used(folder, chosen)]
+
+
+def _is_used(folder: Path, chosen: Mapping[str, Any]) -> bool:
+    try:
+        found = tomllib.loads((folder / "settings.toml").read_text())["compare"]["chosen"]
+        return bool(chosen.get(found["label"], found["values"]) == found["values"])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return True
 
 
 def all_failed(plan: Plan) -> FailedRun:
@@ -196,4 +217,4 @@ def all_failed(plan: Plan) -> FailedRun:
 
 def write_choices(out: Path, choices: Sequence[Choice]) -> None:
     """Writes what was tried and chosen into tune.json, for readers."""
-    (out / "tune.json").write_text(json.dumps([choice.facts for choice in choices], indent=2, default=str) + "\n")
+    (out / TUNE_FILE).write_text(json.dumps([choice.facts for choice in choices], indent=2, default=str) + "\n")
