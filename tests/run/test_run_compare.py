@@ -1,4 +1,6 @@
+import errno
 import hashlib
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,9 +9,10 @@ from tiny_runs import Listener, StopsAfter, cohorts, tiny
 
 import potluck
 from potluck.core import SettingsError
-from potluck.ledger import read_run
+from potluck.ledger import FolderError, read_run
 from potluck.report import compare_rows, read_record
 from potluck.run import Interrupted, assemble, compare, resume, run
+from potluck.run.comparison import UnfinishedComparison, refuse_unfinished
 from potluck.run.labels import label
 from potluck.run.session import changed_settings, mark
 
@@ -298,8 +301,56 @@ def test_a_run_that_lost_its_quorum_is_marked_and_tried_again_by_the_same_comman
     assert (manifest["status"], manifest.get("fault"), manifest.get("fault_round")) == ("done", None, None)
 
 
-def test_what_is_not_about_the_clients_still_ends_a_comparison(tmp_path):
+def test_a_run_that_an_error_ends_is_marked_with_its_traceback_and_the_others_go_on(tmp_path):
     (tmp_path / "break").touch()
     methods = [{"name": "tiny_runs:Fragile", "folder": str(tmp_path)}, {"name": "fedprox"}]
-    with pytest.raises(RuntimeError, match="a wheel came off"):
-        compare(tiny(), tmp_path / "out", methods, [0], lambda *_: Listener())
+    heard = [Listener(), Listener()]
+    watches = iter(heard)
+    results = compare(tiny(), tmp_path / "out", methods, [0], lambda *_: next(watches))
+    assert [type(one).__name__ for one in results] == ["FailedRun", "Result"]
+    assert (results[0].how, results[0].reason) == ("failed", "RuntimeError: a wheel came off")
+    assert heard[0].warnings == ["failed: RuntimeError: a wheel came off; the other runs go on without it"]
+    told = read_run(results[0].folder).manifest
+    assert (told["status"], told["fault"]) == ("failed", "RuntimeError: a wheel came off")
+    assert "in round\n    raise RuntimeError" in told["traceback"]
+    with pytest.raises(UnfinishedComparison, match="1 of 2 runs has no result") as caught:
+        refuse_unfinished(results)
+    assert caught.value.exit_code == 8
+    (tmp_path / "break").unlink()
+    again = compare(tiny(), tmp_path / "out", methods, [0])
+    assert [one.rounds for one in again] == [3, 3]
+    assert read_run(again[0].folder).manifest["traceback"] is None
+
+
+class Removes(Listener):
+    """A watch that deletes the folder of its run after the first round."""
+
+    def start(self, folder, manifest, done):
+        self.folder = folder
+
+    def round(self, done, scores, totals):
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def test_a_run_folder_that_is_deleted_meanwhile_ends_no_other_run(tmp_path):
+    watches = iter([Removes(), Listener()])
+    results = compare(tiny(), tmp_path, [{"name": "fedavg"}, {"name": "fedprox"}], [0], lambda *_: next(watches))
+    assert [type(one).__name__ for one in results] == ["FailedRun", "Result"]
+    assert results[0].status == "failed"
+    assert "fedavg-s0" in results[0].reason
+
+
+class Fills(Listener):
+    """A watch under which the disk is full after the first round."""
+
+    def round(self, done, scores, totals):
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        except OSError as fault:
+            raise FolderError("the disk is full") from fault
+
+
+def test_a_full_disk_ends_the_comparison(tmp_path):
+    with pytest.raises(FolderError, match="the disk is full"):
+        compare(tiny(), tmp_path, [{"name": "fedavg"}, {"name": "fedprox"}], [0], lambda *_: Fills())
+    assert not (tmp_path / "fedprox-s0").exists()

@@ -14,13 +14,14 @@ from potluck.data import Source
 from potluck.ledger import RunFolder, read_run
 from potluck.run import toml
 from potluck.run.assemble import assemble
+from potluck.run.child import stops_all
 from potluck.run.cluster_places import ClusterPlaces
 from potluck.run.interrupts import Interrupted
 from potluck.run.places import LocalPlaces, Places
 from potluck.run.planning import ComparedMethod, Plan, plan_entries
 from potluck.run.prechecks import check_plans, refuse_other_run
-from potluck.run.result import FailedRun, Result
-from potluck.run.scheduler import Scheduler, failed_as_recorded, fault_round
+from potluck.run.result import FailedRun, Result, reason_of
+from potluck.run.scheduler import Scheduler, failed_as_recorded, failed_by, fault_round
 from potluck.run.session import resume, run, settings_of, with_own_data
 from potluck.run.settings import Experiment
 from potluck.run.tuning import Choice, all_failed, candidates, check_grid, choose, with_choice, write_choices
@@ -52,8 +53,9 @@ def compare(
 
     All runs are checked before the first one starts, and all that is wrong is told at once; `note` hears warnings. With
     compare.tune, every method first chooses its settings by validation score, on seeds of their own; those runs are in
-    the folder tune. A finished run is not repeated; an interrupted run is resumed. A run that diverges or lacks clients
-    is marked in its manifest, and the others go on. If it diverged, it is not repeated.
+    the folder tune. A finished run is not repeated; an interrupted run is resumed. A run that diverges, lacks clients or
+    ends with an error is marked in its manifest, and the others go on; only an interruption and a full disk end the
+    comparison. If a run diverged, it is not repeated.
 
     With `jobs` above 1 (by default compare.jobs), that many runs go on at the same time, each in a process of its own;
     `places` may carry them out elsewhere. With run.engine = "ray", whole runs are spread over the cluster, as many at
@@ -194,8 +196,15 @@ def _refuse_what_stays_here(plans: Sequence[Plan], source: Source | None) -> Non
 
 
 def _run_or_mark(plan: Plan, watch: Watch, source: Source | None) -> Result | FailedRun:
-    found = result_or_none(plan.experiment, plan.folder, whole(watch), plan.method, source)
-    return found or failed_as_recorded(plan.folder, plan.label)
+    """How a run ended. An error ends this run alone; only an interruption and a full disk end the comparison."""
+    heard = whole(watch)
+    try:
+        found = result_or_none(plan.experiment, plan.folder, heard, plan.method, source)
+        return found or failed_as_recorded(plan.folder, plan.label)
+    except Exception as fault:
+        if stops_all(fault):
+            raise
+        return failed_by(plan, reason_of(fault), heard)
 
 
 def result_or_none(
