@@ -409,6 +409,21 @@ def test_an_interrupted_comparison_says_how_to_go_on(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"seeds": []}, r"seeds = \[\]: give at least one whole number"),
+        ({"seeds": "0,1"}, "seeds = '0,1': give at least one whole number"),
+        ({"seeds": 3}, "seeds = 3: give at least one whole number"),
+        ({"tune": {"local.lr": 0.1}}, r"tune 'local\.lr' = 0\.1: give a list of values"),
+        ({"tune": {"local.lr": [0.1]}, "tune_seeds": 7}, "tune_seeds = 7: give at least one whole number"),
+    ],
+)
+def test_seeds_and_values_that_are_no_lists_are_refused_in_one_line(options, said, tmp_path):
+    with pytest.raises(SettingsError, match=said):
+        pl.compare(["fedavg"], plain(), tmp_path / "out", **options)
+
+
 def test_a_comparison_of_nothing_is_refused_in_one_line():
     with pytest.raises(SettingsError, match="nothing to compare"):
         pl.compare([], plain())

@@ -51,6 +51,15 @@ def test_a_rate_that_diverges_is_never_chosen_and_is_told(tuned):
     assert tried[2]["score"] is None
 
 
+def test_what_diverged_is_part_of_the_cost_of_choosing(tuned):
+    out, _ = tuned
+    choice = json.loads((out / "tune.json").read_text())[1]
+    spent = [read_record(folder).totals for folder in sorted((out / "tune").glob("fedprox*"))]
+    assert len(spent) == 4
+    assert choice["cost"]["bytes_down"] == sum(one.bytes_down for one in spent)
+    assert choice["cost"]["joules"] == pytest.approx(sum(one.joules for one in spent))
+
+
 def test_the_choice_is_by_the_validation_rows_and_its_cost_is_told(tuned):
     out, results = tuned
     choice = json.loads((out / "tune.json").read_text())[0]
@@ -191,6 +200,12 @@ def test_methods_without_a_server_model_choose_by_their_tiers(tmp_path):
         ({"method.mu": (1,)}, {}, r"write the name of the method, such as 'fedavg\.mu'"),
         ({"fedavg.mu": (1,)}, {}, r"has no setting 'mu'"),
         (RATES, {"data": {"validation": 0.0}}, "data.validation is 0"),
+        ({"local.lr": (0.1, 0.2, 0.1)}, {}, r"compare\.tune 'local\.lr': 0\.1 is given twice"),
+        (RATES, {"compare": {"tune_seeds": (3, 3)}}, r"compare\.tune_seeds = \[3, 3\] has a seed twice"),
+        *(
+            ({name: (1, 2)}, {}, rf"compare\.tune '{name}': methods that differ in {name.split('.')[0]} cannot be")
+            for name in ("rounds", "cohort", "data.clients", "fleet.dropout")
+        ),
         (
             RATES,
             {"compare": {"tune_seeds": (3, 0)}},

@@ -79,7 +79,11 @@ def _values(option: str, text: str) -> list[tuple[str, str, Any]]:
     shown = [part.strip() for part in given.split(",") if part.strip()]
     if not equals or not key.strip() or not shown:
         raise SettingsError(f"{option} {text}: write it as key=a,b,c, such as {option} local.lr=0.01,0.03,0.1.")
-    return [(key.strip(), part, value(part)) for part in shown]
+    found = [(key.strip(), part, value(part)) for part in shown]
+    given_values = [one for *_, one in found]
+    if twice := [part for place, part in enumerate(shown) if given_values[place] in given_values[:place]]:
+        raise SettingsError(f"{option} {text}: {twice[0]} is given twice; give each value once.")
+    return found
 
 
 def _seeds(option: str, given: str) -> list[int]:

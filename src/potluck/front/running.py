@@ -149,7 +149,7 @@ def compare(
     found = _with_grid(given.experiment, tune, tune_seeds)
     wanted = _methods(found, methods)
     folder = Path(out) if out is not None else session.fresh_path(found.name, "compare")
-    numbers = list(seeds) if seeds is not None else arguments.comparison_seeds(found, None)
+    numbers = arguments.comparison_seeds(found, None) if seeds is None else comparison.whole_seeds(seeds, "seeds")
     again = f"the same call with out={str(folder)!r}"
     with progress_of_comparison(progress, found.rounds, watch) as watcher, _go_on_with(again):
         runs = comparison.compare(
@@ -194,11 +194,16 @@ def _methods(experiment: Experiment, methods: Iterable[Any] | None) -> list[Any]
 def _with_grid(
     experiment: Experiment, tune: Mapping[str, Sequence[Any]] | None, tune_seeds: Iterable[int] | None
 ) -> Experiment:
+    from potluck.core import SettingsError
     from potluck.run import config
+    from potluck.run.comparison import whole_seeds
 
+    for key, values in (tune or {}).items():
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise SettingsError(f"tune {key!r} = {values!r}: give a list of values, such as [0.01, 0.1].")
     told: dict[str, Any] = {} if tune is None else {"compare.tune": {key: list(values) for key, values in tune.items()}}
     if tune_seeds is not None:
-        told["compare.tune_seeds"] = list(tune_seeds)
+        told["compare.tune_seeds"] = whole_seeds(tune_seeds, "tune_seeds")
     return config.apply_changes(experiment, told, "tune") if told else experiment
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,13 +19,22 @@ from potluck.run.child import stops_all
 from potluck.run.cluster_places import ClusterPlaces
 from potluck.run.interrupts import Interrupted
 from potluck.run.places import LocalPlaces, Places
-from potluck.run.planning import ComparedMethod, Plan, plan_entries
+from potluck.run.planning import ComparedMethod, Fault, Plan, find_entries, refuse
 from potluck.run.prechecks import check_plans, refuse_other_run
 from potluck.run.result import FailedRun, Result, reason_of
 from potluck.run.scheduler import Scheduler, failed_as_recorded, failed_by, fault_round
 from potluck.run.session import resume, run, settings_of, with_own_data
 from potluck.run.settings import Experiment
-from potluck.run.tuning import Choice, all_failed, candidates, check_grid, choose, with_choice, write_choices
+from potluck.run.tuning import (
+    Candidate,
+    Choice,
+    all_failed,
+    candidates,
+    check_grid,
+    choose,
+    with_choice,
+    write_choices,
+)
 from potluck.run.watch import Silent, Watch, whole
 
 
@@ -61,21 +71,21 @@ def compare(
     `places` may carry them out elsewhere. With run.engine = "ray", whole runs are spread over the cluster, as many at
     once as it has room for, unless `jobs` is 1. `source` is data of your own, which stays in this process.
     """
-    wanted = list(seeds)
+    wanted = whole_seeds(seeds, "seeds")
     if source is not None:
         experiment = with_own_data(experiment)
-    entries = plan_entries(experiment, methods)
-    if not experiment.compare.tune:
+    entries, faults = find_entries(experiment, methods)
+    if faults or not experiment.compare.tune:
         plans = _plans(entries, wanted, out)
         runs = PlannedRuns(plans, watcher, jobs, places, source)
-        _tell(check_plans(plans, source), note)
+        _tell(check_plans(plans, source, faults), note)
         return runs.carry_out(out)
     check_grid(experiment, entries, wanted)
-    every = [candidates(entry, experiment.compare.tune, wanted[0]) for entry in entries]
+    every = _candidates(entries, experiment, wanted[0])
     tried = _plans([one.chooser for some in every for one in some], experiment.compare.tune_seeds, out / TUNE)
     choosing = PlannedRuns(tried, watcher, jobs, places, source)
     shown = _plans([some[0].entry for some in every], wanted, out)
-    _tell(dict.fromkeys([*check_plans(tried, source), *check_plans(shown, source)]), note)
+    _tell(check_plans([*tried, *shown], source), note)
     by_plan = dict(zip(((plan.label, plan.experiment.seed) for plan in tried), choosing.carry_out(out), strict=True))
     choices = [
         choose(
@@ -91,6 +101,32 @@ def compare(
 
 TUNE = "tune"
 """The folder of the runs that choose settings."""
+
+
+def whole_seeds(given: Any, name: str) -> list[int]:
+    """Seeds as a list; refuses what is no list of whole numbers, none at all, and one that is given twice."""
+    try:
+        found = [] if isinstance(given, str | bytes) else [operator.index(seed) for seed in given]
+    except TypeError:
+        found = []
+    if not found:
+        raise SettingsError(f"{name} = {given!r}: give at least one whole number in a list, such as {name}=[0, 1, 2].")
+    if twice := [seed for place, seed in enumerate(found) if seed in found[:place]]:
+        raise SettingsError(f"seed {twice[0]} is given twice in {name}; give each once.")
+    return found
+
+
+def _candidates(entries: Sequence[ComparedMethod], experiment: Experiment, test_seed: int) -> list[list[Candidate]]:
+    """What each method tries; all that is wrong with that is told at once."""
+    found: list[list[Candidate]] = []
+    faults: dict[str, Fault] = {}
+    for entry in entries:
+        try:
+            found.append(candidates(entry, experiment.compare.tune, test_seed))
+        except UserError as fault:
+            faults[entry.label] = fault
+    refuse(faults, f"{len(faults)} of {len(entries)} methods")
+    return found
 
 
 def _tell(texts: Iterable[str], note: Callable[[str], None]) -> None:

@@ -75,8 +75,12 @@ def _again(fault: Fault, text: str) -> Fault:
 
 
 def _line(who: str, fault: Fault) -> str:
-    text = str(fault)
-    return text if text.startswith(("compare.", "methods: ")) else f"{who}: {text}"
+    text = str(fault).removeprefix(METHODS)
+    return text if text.startswith("compare.") else f"{who}: {text}"
+
+
+METHODS = "methods: "
+"""What an error about the list of methods begins with, before it is known whose it is."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,13 @@ def plan_entries(experiment: Experiment, methods: Sequence[Any]) -> list[Compare
 
     All that is wrong with them is told at once.
     """
+    found, faults = find_entries(experiment, methods)
+    refuse(faults, f"{len(faults)} methods or variants")
+    return found
+
+
+def find_entries(experiment: Experiment, methods: Sequence[Any]) -> tuple[list[ComparedMethod], dict[str, Fault]]:
+    """Every method under every variant, as far as that can be; and what is wrong with the others, by their names."""
     _refuse_changes(experiment)
     found: list[ComparedMethod] = []
     faults: dict[str, Fault] = {}
@@ -119,11 +130,12 @@ def plan_entries(experiment: Experiment, methods: Sequence[Any]) -> list[Compare
                 continue
             if _runs_under(variant, entry, experiment):
                 found.append(entry)
-    refuse(faults, f"{len(faults)} methods or variants")
+    if faults:
+        return found, faults
     _refuse_idle(experiment, methods, found)
     if len({slug(entry.label) for entry in found}) < len(found):
         raise SettingsError("two runs of this comparison would have the same name; name each variant in its own way.")
-    return found
+    return found, {}
 
 
 def _under_variant(experiment: Experiment, variant: str, changes: Iterable[str]) -> Experiment:

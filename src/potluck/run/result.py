@@ -146,6 +146,8 @@ class FailedRun:
     round: int
     """The round in which it ended; 0 if that is not known."""
     reason: str
+    totals: Mapping[str, float] = field(default_factory=dict, compare=False)
+    """What it had cost when it ended, as in a `Result`; empty if that is not known."""
 
     @property
     def path(self) -> Path:

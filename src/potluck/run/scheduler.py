@@ -143,8 +143,8 @@ class Scheduler:
 def failed_as_recorded(folder: Path, label: str) -> FailedRun:
     """A run without a result, as its manifest tells."""
     told = read_run(folder).manifest
-    status, reason = str(told.get("status")), str(told.get("fault"))
-    return FailedRun(folder, label, str(told["method"]), int(told["seed"]), status, fault_round(told), reason)
+    status, reason, spent = str(told.get("status")), str(told.get("fault")), told.get("totals") or {}
+    return FailedRun(folder, label, str(told["method"]), int(told["seed"]), status, fault_round(told), reason, spent)
 
 
 def fault_round(manifest: Mapping[str, Any]) -> int:

@@ -22,6 +22,8 @@ Values = Mapping[str, Any]
 """One value for each setting that is tuned, by name."""
 SECTIONS = {field.name for field in dataclasses.fields(Experiment)} - {"compare", "method", "seed", "variant"}
 """What the name of a shared setting may begin with. A method of the same name has no settings of its own here."""
+SAME = ("data", "fleet", "rounds", "cohort")
+"""What all methods of a comparison share, so that no method may choose it."""
 TUNE_FILE = "tune.json"
 """In the folder of a comparison: what was tried and chosen, for readers."""
 COSTS = ("bytes_down", "bytes_up", "device_seconds", "joules", "flops")
@@ -50,8 +52,15 @@ class Choice:
 def check_grid(experiment: Experiment, entries: Sequence[ComparedMethod], seeds: Sequence[int]) -> None:
     """Refuses a tuning that cannot work: unknown settings, no validation rows, seeds that tables show."""
     compare, names = experiment.compare, {own_prefix(entry) for entry in entries} - SECTIONS
-    for name in compare.tune:
+    for name, values in compare.tune.items():
         first, _, rest = name.partition(".")
+        if first in SAME:
+            raise SettingsError(
+                f"compare.tune '{name}': methods that differ in {first} cannot be compared; tune local training or a "
+                "method's own settings, and set this one for all."
+            )
+        if twice := [value for place, value in enumerate(values) if value in values[:place]]:
+            raise SettingsError(f"compare.tune '{name}': {twice[0]} is given twice; give each value once.")
         if first == "method":
             raise SettingsError(
                 f"compare.tune '{name}': write the name of the method, such as '{min(names)}.{rest}', for a setting of "
@@ -60,6 +69,8 @@ def check_grid(experiment: Experiment, entries: Sequence[ComparedMethod], seeds:
         if first not in names | SECTIONS:
             hint = suggestion(first, sorted(names | SECTIONS))
             raise SettingsError(f"compare.tune '{name}': there is no section or method '{first}' here.{hint}")
+    if len(set(compare.tune_seeds)) < len(compare.tune_seeds):
+        raise SettingsError(f"compare.tune_seeds = {list(compare.tune_seeds)} has a seed twice; give each once.")
     if both := set(compare.tune_seeds) & set(seeds):
         raise SettingsError(
             f"seed {min(both)} is a seed of the comparison and one of compare.tune_seeds; choose on other seeds."
@@ -129,16 +140,17 @@ def choose(
     known = [score for score in scores if score is not None]
     place = scores.index(max(known)) if known else None
     winner = None if place is None else tried[place][0]
-    results = [one for _, outcomes in tried for one in outcomes if isinstance(one, Result)]
+    every = [one for _, outcomes in tried for one in outcomes]
+    results = [one for one in every if isinstance(one, Result)]
     facts = {
         "label": entry.label,
         "values": None if winner is None else dict(winner.values),
         "score": None if place is None else scores[place],
         "metric": results[0].metric if results else None,
-        "seeds": sorted({one.seed for _, outcomes in tried for one in outcomes}),
-        "runs": sum(len(outcomes) for _, outcomes in tried),
+        "seeds": sorted({one.seed for one in every}),
+        "runs": len(every),
         "edge": [] if winner is None else _at_the_edge(winner.values, grid),
-        "cost": {name: sum(one.totals.get(name, 0.0) for one in results) for name in COSTS},
+        "cost": {name: sum(one.totals.get(name) or 0.0 for one in every) for name in COSTS},
         "tried": [
             {
                 "values": dict(candidate.values),
