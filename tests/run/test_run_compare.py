@@ -275,6 +275,18 @@ def test_a_run_that_diverges_is_marked_and_the_others_go_on(tmp_path):
     assert [read_run(results[place].folder).manifest["status"] for place in (0, 2)] == ["done", "done"]
 
 
+def test_a_model_of_the_server_that_is_not_finite_after_the_last_round_is_no_result(tmp_path):
+    """What the clients send is finite; the server's step overflows."""
+    methods = [{"name": "fedadam", "server": {"name": "adam", "lr": 1e39}}, {"name": "fedavg"}]
+    results = compare(tiny(rounds=1), tmp_path, methods, [0], lambda *_: Listener())
+    assert [type(result).__name__ for result in results] == ["FailedRun", "Result"]
+    found = results[0]
+    assert found.how == "diverged in round 1"
+    assert found.reason.startswith("round 1: the server's model is not finite, though all that clients sent is. The run")
+    assert [line["round"] for line in read_run(found.folder).scores] == [0]
+    assert found.totals["bytes_up"] == results[1].totals["bytes_up"]
+
+
 def test_the_same_comparison_again_does_not_stop_at_the_run_that_diverged(tmp_path):
     settings = tiny(run={"retries": 0})
     first = compare(settings, tmp_path, DIVERGING, [0], lambda *_: Listener())
