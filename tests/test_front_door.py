@@ -25,6 +25,7 @@ from potluck.front import running
 from potluck.front.progress import NotebookTable, in_notebook
 from potluck.ledger import read_run
 from potluck.methods import FedAvg
+from potluck.report.paper_table import USUAL
 from potluck.run import Interrupted, config
 from potluck.run import run as run_directly
 
@@ -504,6 +505,11 @@ def test_without_an_optional_library_one_line_names_the_extra(monkeypatch, resul
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ResourceError, match=rf"pip install 'potluck\[{extra}\]'"):
         getattr(pl, call)(result)
+
+
+def test_the_page_on_python_names_the_usual_columns_of_tables():
+    text = (Path(__file__).parents[1] / "docs" / "python.md").read_text("utf-8")
+    assert set(USUAL) <= set(re.findall(r"`(\w+)`", text))
 
 
 def test_the_page_on_python_names_functions_and_commands_that_exist():

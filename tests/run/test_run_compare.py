@@ -282,7 +282,9 @@ def test_a_model_of_the_server_that_is_not_finite_after_the_last_round_is_no_res
     assert [type(result).__name__ for result in results] == ["FailedRun", "Result"]
     found = results[0]
     assert found.how == "diverged in round 1"
-    assert found.reason.startswith("round 1: the server's model is not finite, though all that clients sent is. The run")
+    assert found.reason.startswith(
+        "round 1: the server's model is not finite, though all that clients sent is. The run"
+    )
     assert [line["round"] for line in read_run(found.folder).scores] == [0]
     assert found.totals["bytes_up"] == results[1].totals["bytes_up"]
 

@@ -52,7 +52,7 @@ def table(
     folders: RunsArgument,
     to: Annotated[TableFormat, typer.Option(help="csv and json have all digits; latex needs booktabs.")],
     columns: Annotated[
-        str | None, typer.Option(help="Comma-separated: global, average, tiers, phone, worst, bytes, …")
+        str | None, typer.Option(help="Comma-separated: global, average, worst_tier, tiers, phone, worst, bytes, …")
     ] = None,
     budget: BudgetOption = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="The file; by default it is printed.")] = None,

@@ -78,7 +78,8 @@ def table(
     - runs: as in `pl.report`.
     - to: csv, latex (needs booktabs), markdown or json.
     - path: a file to write it to as well.
-    - columns: global, average, tiers or a tier's name, worst, clients, rounds_to, bytes, device_seconds, joules, …
+    - columns: global, average, worst_tier, tiers or a tier's name, worst, clients, rounds_to, bytes, joules, …; or one
+      of them as text.
     - budget: scores at these costs, in place of [compare] budget: {"energy": 500}.
     """
     from potluck.cli.arguments import check_budget

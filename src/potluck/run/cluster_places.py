@@ -82,7 +82,9 @@ class RemoteRun:
         found: list[Message] = json.loads(answer.tobytes())
         if found and found[0]["kind"] == "began":
             if not self._local and not found[0]["token"]:
-                return self._end([{"kind": "error", "error": {**describe_error(ResourceError(NO_TOKEN)), "stops": True}}])
+                return self._end(
+                    [{"kind": "error", "error": {**describe_error(ResourceError(NO_TOKEN)), "stops": True}}]
+                )
             found = []
         if any(message["kind"] in LAST for message in found):
             return self._end(found)

@@ -28,7 +28,6 @@ from potluck.core import (
     SettingsError,
     UserError,
     facts_of,
-    one_line,
     settings,
     stream,
     to_plain,
