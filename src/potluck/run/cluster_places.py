@@ -46,7 +46,7 @@ class RunKeeper:
                 config.experiment(told["experiment"]), Path(told["folder"]), told["cores"], told["paths"]
             )
         except Exception as fault:
-            return _to_bytes([{"kind": "error", "error": {**describe_error(fault), "stops": True}}])
+            return _to_bytes([_cluster_error(fault)])
         return _to_bytes([{"kind": "began", "token": machine()["token"]}])
 
     def poll(self) -> Bytes:
@@ -60,6 +60,11 @@ class RunKeeper:
         assert self._run is not None
         self._run.stop()
         return _to_bytes([])
+
+
+def _cluster_error(fault: Exception) -> Message:
+    """The message of an error of the cluster, and not of a run: it ends the comparison."""
+    return {"kind": "error", "error": {**describe_error(fault), "stops": True}}
 
 
 class RemoteRun:

@@ -63,8 +63,8 @@ def compare(
 
     All runs are checked before the first one starts, and all that is wrong is told at once; `note` hears warnings. With
     compare.tune, every method first chooses its settings by validation score, on seeds of their own; those runs are in
-    the folder tune. A finished run is not repeated; an interrupted run is resumed. A run that diverges, lacks clients or
-    ends with an error is marked in its manifest, and the others go on; only an interruption and a full disk end the
+    the folder tune. A finished run is not repeated; an interrupted run is resumed. A run that diverges, lacks clients
+    or ends with an error is marked in its manifest, and the others go on; only an interruption and a full disk end the
     comparison. If a run diverged, it is not repeated.
 
     With `jobs` above 1 (by default compare.jobs), that many runs go on at the same time, each in a process of its own;
