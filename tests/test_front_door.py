@@ -402,6 +402,49 @@ def test_a_method_object_of_a_local_class_is_compared_too(tmp_path):
     assert [one.model().training for one in found] == [False] * 3
 
 
+def test_a_tuned_method_object_of_a_local_class_is_gone_on_with(tmp_path):
+    @dataclass(frozen=True)
+    class Inner(Halved):
+        pass
+
+    settings = plain(rounds=1, method={"name": "fedavg"}, data={"clients": 8, "validation": 0.2})
+    (found,) = pl.compare([Inner()], settings, tmp_path / "a", tune={"Inner.factor": [0.75], "local.lr": [0.02]})
+    assert (found.given["method"].factor, found.given["method"].local.lr) == (0.75, 0.02)
+    assert pl.resume(found, rounds=2).rounds == 2
+
+
+def test_a_failed_run_of_a_local_class_is_gone_on_with(tmp_path):
+    broken = [True]
+
+    @dataclass(frozen=True)
+    class Inner(FedAvg):
+        def round(self, state, now):
+            if broken:
+                raise RuntimeError("a wheel came off")
+            return super().round(state, now)
+
+    (found,) = pl.compare([Inner()], plain(), tmp_path / "a", data=arrays())
+    assert (found.status, found.reason) == ("failed", "RuntimeError: a wheel came off")
+    broken.clear()
+    assert pl.resume(found).rounds == 3
+
+
+def test_a_run_on_own_arrays_says_how_python_hands_them_over(tmp_path):
+    pl.run(plain(rounds=1), tmp_path / "a", data=arrays())
+    with pytest.raises(pl.core.InputError, match=r"Hand over the same: pl\.resume\('.*a', data=\.\.\.\)\.$"):
+        pl.resume(tmp_path / "a", rounds=2)
+
+
+def test_a_method_that_is_no_dataclass_is_told_that_it_has_to_be_one():
+    class Plain:
+        def round(self, state, now):
+            return state
+
+    for method in (Plain, Plain(), {"name": Plain}):
+        with pytest.raises(SettingsError, match="the method Plain has to be a dataclass: write @dataclass"):
+            pl.compare([method])
+
+
 def test_an_interrupted_comparison_says_how_to_go_on(tmp_path):
     with pytest.raises(Interrupted) as stop:
         pl.compare(["fedavg", "fedprox"], plain(), tmp_path / "a", watch=Stops(2))

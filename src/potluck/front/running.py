@@ -21,7 +21,6 @@ from potluck.front.given import (
 )
 
 if TYPE_CHECKING:
-    from potluck.data import Source
     from potluck.run import Experiment, FailedRun, Result, Watch
 
 
@@ -143,7 +142,6 @@ def compare(
     from potluck.cli import arguments, display
     from potluck.front.progress import progress_of_comparison
     from potluck.run import comparison, session
-    from potluck.run.labels import label
 
     given = gather(experiment, data=data, model=model, method=None, changes=set)
     found = _with_grid(given.experiment, tune, tune_seeds)
@@ -162,19 +160,14 @@ def compare(
             source=given.source,
             note=display.print_note,
         )
-    objects = {label(one): one for one in wanted if not isinstance(one, Mapping)}
-    return ComparisonResult([_outcome(one, given.source, objects) for one in runs], folder)
+    return ComparisonResult([_with_short_label(one) for one in runs], folder)
 
 
-def _outcome(outcome: Result | FailedRun, source: Source | None, objects: Mapping[str, Any]) -> Result | FailedRun:
-    """An outcome with what only Python has of its run; `objects` are methods by their labels."""
-    from potluck.ledger import read_run
+def _with_short_label(outcome: Result | FailedRun) -> Result | FailedRun:
     from potluck.run import FailedRun
 
-    if isinstance(outcome, FailedRun):
-        return dataclasses.replace(outcome, label=short_label(outcome.label))
-    method = objects.get(str(read_run(outcome.folder).manifest.get("label"))) if objects else None
-    return dataclasses.replace(outcome, given=known_objects(source=source, method=method))
+    failed = isinstance(outcome, FailedRun)
+    return dataclasses.replace(outcome, label=short_label(outcome.label)) if failed else outcome
 
 
 def _methods(experiment: Experiment, methods: Iterable[Any] | None) -> list[Any]:

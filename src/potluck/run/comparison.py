@@ -235,12 +235,14 @@ def _run_or_mark(plan: Plan, watch: Watch, source: Source | None) -> Result | Fa
     """How a run ended. An error ends this run alone; only an interruption and a full disk end the comparison."""
     heard = whole(watch)
     try:
-        found = result_or_none(plan.experiment, plan.folder, heard, plan.method, source)
-        return found or failed_as_recorded(plan.folder, plan.label)
+        result = result_or_none(plan.experiment, plan.folder, heard, plan.method, source)
+        found = result or failed_as_recorded(plan.folder, plan.label)
     except Exception as fault:
         if stops_all(fault):
             raise
-        return failed_by(plan, reason_of(fault), heard)
+        found = failed_by(plan, reason_of(fault), heard)
+    objects = {"source": source, "method": plan.method}
+    return dataclasses.replace(found, given={name: one for name, one in objects.items() if one is not None})
 
 
 def result_or_none(

@@ -148,6 +148,8 @@ class FailedRun:
     reason: str
     totals: Mapping[str, float] = field(default_factory=dict, compare=False)
     """What it had cost when it ended, as in a `Result`; empty if that is not known."""
+    given: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """As in a `Result`."""
 
     @property
     def path(self) -> Path:

@@ -125,7 +125,7 @@ def resume(
         privacy.refuse_other_length(began, experiment, path)
         record = data_record.read(opened.manifest(), path)
         if record is not None and record.own and source is None:
-            raise data_record.ask_for_source(record, path, f"potluck.run.resume({str(path)!r}")
+            raise data_record.ask_for_source(record, path, f"pl.resume({str(path)!r}")
         setup = assemble(experiment, source, method)
         if record is not None and setup.source is not None:
             data_record.refuse_other_data(record, setup.source, setup.public, path)
