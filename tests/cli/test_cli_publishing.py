@@ -112,6 +112,13 @@ def test_a_file_of_another_ending_is_refused_in_one_line(fail, runs):
     assert line.endswith("curve.docx: a plot is written as pdf, svg, png; give the file such an ending.")
 
 
+def test_a_format_that_the_ending_of_the_file_contradicts_is_refused(fail, runs, place):
+    code, line = fail("plot", runs, "--to", "png", "-o", "a.pdf")
+    assert code == 2
+    assert "a.pdf ends in .pdf, but png was asked for" in line
+    assert not (place / "a.pdf").exists()
+
+
 def test_coverage_that_was_not_recorded_is_one_line(fail, runs):
     pytest.importorskip("matplotlib")
     code, line = fail("plot", runs, "--what", "coverage")
