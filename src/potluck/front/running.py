@@ -166,8 +166,9 @@ def compare(
 def _with_short_label(outcome: Result | FailedRun) -> Result | FailedRun:
     from potluck.run import FailedRun
 
-    failed = isinstance(outcome, FailedRun)
-    return dataclasses.replace(outcome, label=short_label(outcome.label)) if failed else outcome
+    if isinstance(outcome, FailedRun):
+        return dataclasses.replace(outcome, label=short_label(outcome.label))
+    return outcome
 
 
 def _methods(experiment: Experiment, methods: Iterable[Any] | None) -> list[Any]:
