@@ -137,7 +137,7 @@ def compare(
       {"local.lr": [0.01, 0.03, 0.1]}.
     - jobs: how many runs go on at the same time, in processes of their own.
 
-    A run that diverges or lacks clients is a `FailedRun` in the list, and the others go on.
+    A run that diverges or fails is a `FailedRun` in the list, and the others go on.
     """
     from potluck.cli import arguments, display
     from potluck.front.progress import progress_of_comparison
