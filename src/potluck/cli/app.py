@@ -177,8 +177,8 @@ def compare(
 ) -> None:
     """Run several methods on the same data, clients and cohorts; print a table and write one report.
 
-    All runs are checked before the first one starts. A run that diverges or fails is marked, and the others go on; the exit
-    code is then 8. The same command with the same --out goes on where it stopped, and repeats nothing.
+    All runs are checked before the first one starts. A run that diverges or fails is marked, and the others go on; the
+    exit code is then 8. The same command with the same --out goes on where it stopped, and repeats nothing.
     """
     from potluck.cli import arguments, display
     from potluck.report import compare_rows, read_record, write_report
