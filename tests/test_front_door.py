@@ -25,6 +25,7 @@ from potluck.front import running
 from potluck.front.progress import NotebookTable, in_notebook
 from potluck.ledger import read_run
 from potluck.methods import FedAvg
+from potluck.report.paper_table import USUAL
 from potluck.run import Interrupted, config
 from potluck.run import run as run_directly
 
@@ -401,12 +402,70 @@ def test_a_method_object_of_a_local_class_is_compared_too(tmp_path):
     assert [one.model().training for one in found] == [False] * 3
 
 
+def test_a_tuned_method_object_of_a_local_class_is_gone_on_with(tmp_path):
+    @dataclass(frozen=True)
+    class Inner(Halved):
+        pass
+
+    settings = plain(rounds=1, method={"name": "fedavg"}, data={"clients": 8, "validation": 0.2})
+    (found,) = pl.compare([Inner()], settings, tmp_path / "a", tune={"Inner.factor": [0.75], "local.lr": [0.02]})
+    assert (found.given["method"].factor, found.given["method"].local.lr) == (0.75, 0.02)
+    assert pl.resume(found, rounds=2).rounds == 2
+
+
+def test_a_failed_run_of_a_local_class_is_gone_on_with(tmp_path):
+    broken = [True]
+
+    @dataclass(frozen=True)
+    class Inner(FedAvg):
+        def round(self, state, now):
+            if broken:
+                raise RuntimeError("a wheel came off")
+            return super().round(state, now)
+
+    (found,) = pl.compare([Inner()], plain(), tmp_path / "a", data=arrays())
+    assert (found.status, found.reason) == ("failed", "RuntimeError: a wheel came off")
+    broken.clear()
+    assert pl.resume(found).rounds == 3
+
+
+def test_a_run_on_own_arrays_says_how_python_hands_them_over(tmp_path):
+    pl.run(plain(rounds=1), tmp_path / "a", data=arrays())
+    with pytest.raises(pl.core.InputError, match=r"Hand over the same: pl\.resume\('.*a', data=\.\.\.\)\.$"):
+        pl.resume(tmp_path / "a", rounds=2)
+
+
+def test_a_method_that_is_no_dataclass_is_told_that_it_has_to_be_one():
+    class Plain:
+        def round(self, state, now):
+            return state
+
+    for method in (Plain, Plain(), {"name": Plain}):
+        with pytest.raises(SettingsError, match="the method Plain has to be a dataclass: write @dataclass"):
+            pl.compare([method])
+
+
 def test_an_interrupted_comparison_says_how_to_go_on(tmp_path):
     with pytest.raises(Interrupted) as stop:
         pl.compare(["fedavg", "fedprox"], plain(), tmp_path / "a", watch=Stops(2))
     assert (
         str(stop.value) == f"interrupted with 0 runs done; go on with: the same call with out={str(tmp_path / 'a')!r}"
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"seeds": []}, r"seeds = \[\]: give at least one whole number"),
+        ({"seeds": "0,1"}, "seeds = '0,1': give at least one whole number"),
+        ({"seeds": 3}, "seeds = 3: give at least one whole number"),
+        ({"tune": {"local.lr": 0.1}}, r"tune 'local\.lr' = 0\.1: give a list of values"),
+        ({"tune": {"local.lr": [0.1]}, "tune_seeds": 7}, "tune_seeds = 7: give at least one whole number"),
+    ],
+)
+def test_seeds_and_values_that_are_no_lists_are_refused_in_one_line(options, said, tmp_path):
+    with pytest.raises(SettingsError, match=said):
+        pl.compare(["fedavg"], plain(), tmp_path / "out", **options)
 
 
 def test_a_comparison_of_nothing_is_refused_in_one_line():
@@ -474,11 +533,26 @@ def test_what_is_no_run_is_refused_in_one_line(tmp_path):
         pl.report(7)
 
 
+@pytest.mark.parametrize("call", ["report", "frame", "table", "plot"])
+def test_no_runs_at_all_are_refused_in_one_line(call):
+    with pytest.raises(pl.core.InputError, match="no runs were given; give run folders"):
+        getattr(pl, call)([])
+
+
+def test_one_column_may_be_given_as_text(result):
+    assert pl.table(result, columns="global") == pl.table(result, columns=["global"])
+
+
 @pytest.mark.parametrize(("library", "call", "extra"), [("pandas", "frame", "frames"), ("matplotlib", "plot", "plot")])
 def test_without_an_optional_library_one_line_names_the_extra(monkeypatch, result, library, call, extra):
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ResourceError, match=rf"pip install 'potluck\[{extra}\]'"):
         getattr(pl, call)(result)
+
+
+def test_the_page_on_python_names_the_usual_columns_of_tables():
+    text = (Path(__file__).parents[1] / "docs" / "python.md").read_text("utf-8")
+    assert set(USUAL) <= set(re.findall(r"`(\w+)`", text))
 
 
 def test_the_page_on_python_names_functions_and_commands_that_exist():

@@ -73,6 +73,8 @@ def test_a_warning_comes_before_the_first_round(small, potluck):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        (("--vary", "local.lr=0.1,1e-1"), "--vary local.lr=0.1,1e-1: 1e-1 is given twice"),
+        (("--seeds", "0,0"), "seed 0 is given twice in seeds"),
         (("--vary", "local.lr"), "--vary local.lr: write it as key=a,b,c"),
         (("--tune", "local.lr="), "--tune local.lr=: write it as key=a,b,c"),
         (("--tune", "local.lr=0.1,0.2", "--tune-seeds", "x"), "--tune-seeds x: write whole numbers"),

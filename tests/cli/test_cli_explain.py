@@ -185,6 +185,11 @@ def test_completion_knows_run_folders(place):
     (place / "runs" / "a" / "manifest.json").write_text("{}")
     assert completed("resume", "runs/") == ["runs/a"]
     assert completed("report", "") == ["runs/a"]
+    (place / "runs" / "b" / "c").mkdir()
+    (place / "runs" / "b" / "c" / "manifest.json").write_text("{}")
+    for command in ("table", "plot", "report"):
+        assert completed(command, "runs/") == ["runs/a", "runs/b"]
+    assert completed("resume", "runs/") == ["runs/a"]
     assert completed("export", "nowhere/") == [""], "the shell itself completes paths"
 
 

@@ -61,6 +61,29 @@ def test_a_folder_without_runs_is_one_line(fail, place):
     assert "is not a run folder" in line
 
 
+def test_a_misspelt_folder_among_several_is_refused_by_its_name(fail, runs):
+    code, line = fail("table", runs / "FedAvg-0", runs / "FedAgv-1", "--to", "csv")
+    assert code == 3
+    assert "FedAgv-1 is not a run folder and holds none" in line
+
+
+def test_a_budget_is_asked_of_a_table_and_of_a_report(potluck, fail, runs, place):
+    code, out, _ = potluck("table", runs, "--to", "json", "--columns", "at_budget", "--budget", "rounds=2")
+    assert code == 0
+    wanted = {"FedAvg": [], "HeteroFL": []}
+    for folder in sorted(runs.iterdir()):
+        record = read_record(folder)
+        wanted[record.label] += [record.curve.points[2].score]
+    assert {row["method"]: row["rounds=2"]["mean"] for row in json.loads(out)} == {
+        name: pytest.approx(sum(scores) / 2) for name, scores in wanted.items()
+    }
+    assert potluck("report", runs, "--to", "page.html", "--budget", "rounds=2")[0] == 0
+    assert "at 2 rounds" in (place / "page.html").read_text()
+    code, line = fail("table", runs, "--to", "csv", "--budget", "energi=5")
+    assert (code, "did you mean 'energy'?" in line) == (2, True)
+    assert "write it as cost=amount" in fail("table", runs, "--to", "csv", "--budget", "energy")[1]
+
+
 @pytest.mark.parametrize(
     ("options", "name", "start"),
     [
@@ -87,6 +110,13 @@ def test_a_file_of_another_ending_is_refused_in_one_line(fail, runs):
     code, line = fail("plot", runs, "-o", "curve.docx")
     assert code == 2
     assert line.endswith("curve.docx: a plot is written as pdf, svg, png; give the file such an ending.")
+
+
+def test_a_format_that_the_ending_of_the_file_contradicts_is_refused(fail, runs, place):
+    code, line = fail("plot", runs, "--to", "png", "-o", "a.pdf")
+    assert code == 2
+    assert "a.pdf ends in .pdf, but png was asked for" in line
+    assert not (place / "a.pdf").exists()
 
 
 def test_coverage_that_was_not_recorded_is_one_line(fail, runs):

@@ -1,5 +1,8 @@
 """Tables and the report say what tuning chose, by which score and at what cost."""
 
+import csv
+import io
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +10,7 @@ from tiny_runs import tiny
 
 from potluck.report import compare_rows, read_record, render
 from potluck.report.choices import choice_lines
+from potluck.report.paper_table import make_table
 from potluck.run import compare
 
 
@@ -38,8 +42,25 @@ def test_the_page_has_a_table_of_choices(tuned):
     assert "no test row took part" in page
 
 
+def test_a_table_for_a_paper_says_what_was_chosen_at_what_cost_and_that_it_lies_at_the_edge(tuned):
+    said = "Chosen by validation score on other seeds: FedProx: local.lr = 0.1 (2 runs, "
+    beyond = "At the edge of what was tried, so that better values may lie beyond: FedProx: local.lr."
+    for to in ("markdown", "latex"):
+        text = make_table(tuned, to).replace("\\_", "_")
+        assert said in text
+        assert beyond in text
+    (row,) = csv.DictReader(io.StringIO(make_table(tuned, "csv", ["global"])))
+    facts = compare_rows(tuned)[0]["chosen"]
+    assert (row["chosen"], row["chosen_at_edge"], row["tuning_runs"]) == ("local.lr = 0.1", "local.lr", "2")
+    assert float(row["tuning_joules"]) == pytest.approx(facts["cost"]["joules"])
+    (told,) = json.loads(make_table(tuned, "json", ["global"]))
+    assert told["chosen"] == facts
+
+
 def test_runs_that_were_not_tuned_have_no_choice(tmp_path):
     (result,) = compare(tiny(rounds=0), tmp_path, [{"name": "fedprox"}], [0])
     record = read_record(result.folder)
     assert choice_lines([record]) == []
+    assert "Chosen by" not in make_table([record], "markdown")
+    assert "chosen" not in make_table([record], "csv")
     assert "What each method chose" not in render([record, record], Path("report.html"))

@@ -51,6 +51,10 @@ def test_runs_without_variants_have_no_such_section(tmp_path: Path) -> None:
 def test_names_that_differ_in_one_number_are_places_on_an_axis() -> None:
     assert variant_numbers(["gamma = 2", "gamma = 16"]) == ("gamma", {"gamma = 2": 2.0, "gamma = 16": 16.0})
     assert variant_numbers(["L = 2", "iid"]) is None
+    written = {"lr = 1E-2": 0.01, "lr = .5": 0.5, "lr = +1e+1": 10.0, "lr = 1_000": 1000.0, "lr = -2.5": -2.5}
+    assert variant_numbers(list(written)) == ("lr", written)
+    assert variant_numbers(["K8", "K16"]) == ("K", {"K8": 8.0, "K16": 16.0})
+    assert variant_numbers(["x = 1a", "x = 2"]) is None
     assert variant_numbers(["rho = 1", "gamma = 1"]) is None
     assert variant_numbers(["1", "2"]) is None
     assert variant_numbers(["x = 1", "x = 1e999"]) is None

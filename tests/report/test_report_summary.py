@@ -363,3 +363,34 @@ def test_a_comparison_in_which_every_run_diverged_has_a_table_and_a_page(tmp_pat
     assert "failed in round 3" in text
     assert "<html" in write_report([run.folder for run in both], tmp_path / "page.html").read_text("utf-8")
     assert "diverged in round 12" in write_report([runs[0].folder], tmp_path / "one.html").read_text("utf-8")
+
+
+def with_settings(base: Path, name: str, seed: int, text: str) -> RunRecord:
+    return read_record(made_run(base / name, rounds=1, seed=seed, settings=f"seed = {seed}\n{text}"))
+
+
+def test_runs_of_one_label_with_other_settings_are_never_averaged(tmp_path: Path) -> None:
+    rates = {"a": (0, 0.01), "b": (1, 0.1), "c": (2, 0.1)}
+    runs = [with_settings(tmp_path, name, seed, f"[local]\nlr = {lr}\n") for name, (seed, lr) in rates.items()]
+    found = {label: [run.seed for run in some] for label, some in group_by_method(runs).items()}
+    assert found == {"FedAvg · local.lr=0.01": [0], "FedAvg · local.lr=0.1": [1, 2]}
+    assert [row["label"] for row in compare_rows(runs)] == list(found)
+
+
+def test_runs_that_differ_in_how_they_run_or_are_looked_at_are_one_method(tmp_path: Path) -> None:
+    one = with_settings(tmp_path, "a", 0, 'rounds = 3\n[run]\nengine = "pool"\n[compare.budget]\nenergy = 1.0\n')
+    two = with_settings(tmp_path, "b", 1, 'rounds = 9\n[run]\nengine = "serial"\n[score]\ntargets = [0.5]\n')
+    assert list(group_by_method([one, two])) == ["FedAvg"]
+
+
+def test_a_run_of_a_version_that_lacked_a_setting_is_grouped_with_newer_ones(tmp_path: Path) -> None:
+    old = with_settings(tmp_path, "a", 0, "[local]\nlr = 0.1\n")
+    new = with_settings(tmp_path, "b", 1, "[local]\nlr = 0.1\nclip = 0.0\n[gate]\nstrikes = 3\n")
+    broken = with_settings(tmp_path, "c", 2, "= broken")
+    assert list(group_by_method([old, new, broken])) == ["FedAvg"]
+
+
+def test_networks_that_differ_in_one_setting_alone_are_told_apart(tmp_path: Path) -> None:
+    runs = [with_settings(tmp_path, f"{seed}", seed, f'[model]\nname = "mlp"\n{more}')
+            for seed, more in enumerate(("", "hidden = 8\n"))]  # fmt: skip
+    assert list(group_by_method(runs)) == ["FedAvg · model.hidden=default", "FedAvg · model.hidden=8"]

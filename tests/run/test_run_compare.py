@@ -1,4 +1,6 @@
+import errno
 import hashlib
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,8 +9,11 @@ from tiny_runs import Listener, StopsAfter, cohorts, tiny
 
 import potluck
 from potluck.core import SettingsError
-from potluck.ledger import read_run
-from potluck.run import Interrupted, assemble, compare, run
+from potluck.ledger import FolderError, read_run
+from potluck.report import compare_rows, read_record
+from potluck.run import Interrupted, assemble, compare, resume, run
+from potluck.run.comparison import UnfinishedComparison, refuse_unfinished
+from potluck.run.labels import label
 from potluck.run.session import changed_settings, mark
 
 METHODS = [{"name": "fedavg", "share": "layerwise"}, {"name": "alllarge"}, {"name": "local"}]
@@ -196,6 +201,35 @@ def test_the_manifest_calls_a_method_as_its_paper_does(tmp_path):
     assert read_run(found.folder).manifest["label"] == "DS-FL (aggregate=sa)"
 
 
+ADAM = {"name": "fedadam", "server": {"name": "adam", "lr": 0.1}}
+OTHER = {"name": "fedavg", "server": {"name": "adam", "lr": 0.2}, "share": "layerwise"}
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ({"name": "fedavg", "local": {"lr": 0.01}}, "FedAvg (local.lr=0.01)"),
+        ({"name": "fedadam"}, "FedAdam"),
+        (ADAM, "FedAdam (server.lr=0.1)"),
+        (OTHER, "FedAvg (server=adam, server.lr=0.2, share=layerwise)"),
+    ],
+)
+def test_a_label_tells_nested_settings_and_local_training_of_its_own(method, said):
+    setup = assemble(tiny(method=method))
+    assert label(setup.context.method, setup.experiment.local) == said
+
+
+def test_entries_of_one_method_that_differ_in_local_training_are_one_row_each_over_their_seeds(tmp_path):
+    methods = [{"name": "fedavg", "local": {"lr": rate}} for rate in (0.01, 0.2)]
+    results = compare(tiny(rounds=1), tmp_path, methods, [0, 1])
+    rows = compare_rows([read_record(result.folder) for result in results])
+    assert [(row["label"], row["seeds"]) for row in rows] == [
+        ("FedAvg (local.lr=0.01)", [0, 1]),
+        ("FedAvg (local.lr=0.2)", [0, 1]),
+    ]
+    assert [list(row["differences"]) for row in rows] == [["FedAvg (local.lr=0.2)"], ["FedAvg (local.lr=0.01)"]]
+
+
 def test_the_manifest_names_the_code_that_ran(compared):
     _, results = compared
     total = hashlib.sha256()
@@ -214,6 +248,19 @@ def test_the_manifest_holds_what_the_method_declares(compared):
     ]
 
 
+def test_the_same_comparison_with_another_budget_is_looked_at_with_that_budget(tmp_path):
+    """And with its targets; how the runs were scored stays as it was."""
+    compare(tiny(rounds=1, compare={"budget": {"energy": 1.0}}), tmp_path, METHODS[:1], [0])
+    before = read_run(tmp_path / "fedavg_share=layerwise-s0").settings
+    asked = tiny(rounds=1, compare={"budget": {"bytes": 5.0}}, score={"targets": [0.3], "clients": 2, "every": 7})
+    (found,) = compare(asked, tmp_path, METHODS[:1], [0])
+    record = read_record(found.folder)
+    assert (record.budget, record.targets) == ({"bytes": 5.0}, (0.3,))
+    assert "every = 1\n" in before
+    assert "every = 1\n" in record.settings
+    assert resume(found.folder).weights_sha256 == found.weights_sha256
+
+
 DIVERGING = [{"name": "fedavg"}, {"name": "tiny_runs:Diverges", "last": 1}, {"name": "fedprox"}]
 
 
@@ -226,6 +273,20 @@ def test_a_run_that_diverges_is_marked_and_the_others_go_on(tmp_path):
     told = read_run(found.folder).manifest
     assert (told["status"], told["fault_round"], told["fault"]) == ("diverged", 2, found.reason)
     assert [read_run(results[place].folder).manifest["status"] for place in (0, 2)] == ["done", "done"]
+
+
+def test_a_model_of_the_server_that_is_not_finite_after_the_last_round_is_no_result(tmp_path):
+    """What the clients send is finite; the server's step overflows."""
+    methods = [{"name": "fedadam", "server": {"name": "adam", "lr": 1e39}}, {"name": "fedavg"}]
+    results = compare(tiny(rounds=1), tmp_path, methods, [0], lambda *_: Listener())
+    assert [type(result).__name__ for result in results] == ["FailedRun", "Result"]
+    found = results[0]
+    assert found.how == "diverged in round 1"
+    assert found.reason.startswith(
+        "round 1: the server's model is not finite, though all that clients sent is. The run"
+    )
+    assert [line["round"] for line in read_run(found.folder).scores] == [0]
+    assert found.totals["bytes_up"] == results[1].totals["bytes_up"]
 
 
 def test_the_same_comparison_again_does_not_stop_at_the_run_that_diverged(tmp_path):
@@ -254,8 +315,56 @@ def test_a_run_that_lost_its_quorum_is_marked_and_tried_again_by_the_same_comman
     assert (manifest["status"], manifest.get("fault"), manifest.get("fault_round")) == ("done", None, None)
 
 
-def test_what_is_not_about_the_clients_still_ends_a_comparison(tmp_path):
+def test_a_run_that_an_error_ends_is_marked_with_its_traceback_and_the_others_go_on(tmp_path):
     (tmp_path / "break").touch()
     methods = [{"name": "tiny_runs:Fragile", "folder": str(tmp_path)}, {"name": "fedprox"}]
-    with pytest.raises(RuntimeError, match="a wheel came off"):
-        compare(tiny(), tmp_path / "out", methods, [0], lambda *_: Listener())
+    heard = [Listener(), Listener()]
+    watches = iter(heard)
+    results = compare(tiny(), tmp_path / "out", methods, [0], lambda *_: next(watches))
+    assert [type(one).__name__ for one in results] == ["FailedRun", "Result"]
+    assert (results[0].how, results[0].reason) == ("failed", "RuntimeError: a wheel came off")
+    assert heard[0].warnings == ["failed: RuntimeError: a wheel came off; the other runs go on without it"]
+    told = read_run(results[0].folder).manifest
+    assert (told["status"], told["fault"]) == ("failed", "RuntimeError: a wheel came off")
+    assert "in round\n    raise RuntimeError" in told["traceback"]
+    with pytest.raises(UnfinishedComparison, match="1 of 2 runs has no result") as caught:
+        refuse_unfinished(results)
+    assert caught.value.exit_code == 8
+    (tmp_path / "break").unlink()
+    again = compare(tiny(), tmp_path / "out", methods, [0])
+    assert [one.rounds for one in again] == [3, 3]
+    assert read_run(again[0].folder).manifest["traceback"] is None
+
+
+class Removes(Listener):
+    """A watch that deletes the folder of its run after the first round."""
+
+    def start(self, folder, manifest, done):
+        self.folder = folder
+
+    def round(self, done, scores, totals):
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def test_a_run_folder_that_is_deleted_meanwhile_ends_no_other_run(tmp_path):
+    watches = iter([Removes(), Listener()])
+    results = compare(tiny(), tmp_path, [{"name": "fedavg"}, {"name": "fedprox"}], [0], lambda *_: next(watches))
+    assert [type(one).__name__ for one in results] == ["FailedRun", "Result"]
+    assert results[0].status == "failed"
+    assert "fedavg-s0" in results[0].reason
+
+
+class Fills(Listener):
+    """A watch under which the disk is full after the first round."""
+
+    def round(self, done, scores, totals):
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        except OSError as fault:
+            raise FolderError("the disk is full") from fault
+
+
+def test_a_full_disk_ends_the_comparison(tmp_path):
+    with pytest.raises(FolderError, match="the disk is full"):
+        compare(tiny(), tmp_path, [{"name": "fedavg"}, {"name": "fedprox"}], [0], lambda *_: Fills())
+    assert not (tmp_path / "fedprox-s0").exists()

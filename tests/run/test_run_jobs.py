@@ -182,14 +182,13 @@ def test_a_folder_of_other_settings_ends_the_comparison_as_it_does_one_by_one(at
 
 
 @pytest.mark.slow
-def test_an_error_that_nobody_expects_ends_the_comparison_and_the_other_run_is_saved(tmp_path):
+def test_an_error_that_nobody_expects_ends_that_run_alone(tmp_path):
     (tmp_path / "break").touch()
     methods = [{"name": "tiny_runs:Fragile", "folder": str(tmp_path)}, {"name": "fedavg"}]
-    with pytest.raises(RuntimeError, match="a wheel came off") as caught:
-        compare(tiny(rounds=10_000), tmp_path / "out", methods, [0], lambda *_: Listener(), jobs=2)
-    assert "In the process of the run:\nTraceback" in caught.value.__notes__[0]
-    other = tmp_path / "out" / "fedavg-s0" / "manifest.json"
-    assert not other.exists() or read_run(other.parent).manifest["status"] == "interrupted"
+    results = compare(tiny(), tmp_path / "out", methods, [0], lambda *_: Listener(), jobs=2)
+    assert [type(one).__name__ for one in results] == ["FailedRun", "Result"]
+    assert results[0].reason == "RuntimeError: a wheel came off"
+    assert "in round\n    raise RuntimeError" in read_run(results[0].folder).manifest["traceback"]
 
 
 @pytest.mark.slow

@@ -84,9 +84,7 @@ def test_a_model_of_ones_own_data_is_exported_as_what_it_is(tmp_path):
 
 def test_an_export_that_needs_the_data_asks_for_it(tmp_path):
     own = run(tiny(rounds=1, **STATIC), tmp_path / "run", source=source())
-    asks = (
-        r"ran on data of your own \(arrays: 120 rows of 3x16x16, 3 classes\).*potluck\.run\.export\(.*source=\.\.\.\)"
-    )
+    asks = r"ran on data of your own \(arrays: 120 rows of 3x16x16, 3 classes\).*pl\.export\(.*data=\.\.\.\)"
     with pytest.raises(InputError, match=asks):
         export(own.folder, tmp_path / "model", tier="small")
     with pytest.raises(InputError, match=asks):
@@ -101,7 +99,7 @@ def test_an_export_that_needs_the_data_asks_for_it(tmp_path):
 def test_a_run_on_own_data_is_resumed_with_the_same_data_only(tmp_path):
     whole = run(tiny(), tmp_path / "whole", source=source())
     run(tiny(rounds=1), tmp_path / "run", source=source())
-    with pytest.raises(InputError, match=r"Hand over the same: potluck\.run\.resume\(.*, source=\.\.\.\)\.$"):
+    with pytest.raises(InputError, match=r"Hand over the same: pl\.resume\(.*, data=\.\.\.\)\.$"):
         resume(tmp_path / "run", rounds=3)
     with pytest.raises(InputError, match="is not the data of this run"):
         resume(tmp_path / "run", rounds=3, source=source(1))
@@ -128,7 +126,7 @@ def test_a_file_that_was_changed_since_is_not_taken_for_the_data_of_a_run(tmp_pa
 
 
 def test_settings_of_own_data_cannot_be_run_without_it():
-    with pytest.raises(SettingsError, match=r"data\.name = 'own' stands for data of your own; .*source=\.\.\."):
+    with pytest.raises(SettingsError, match=r"data\.name = 'own' stands for data of your own; .*data=\.\.\."):
         run(tiny(data={"name": "own"}))
 
 
@@ -159,5 +157,5 @@ def test_a_run_from_before_manifests_had_the_data_is_not_exported_as_digits(tmp_
     (found.folder / "manifest.json").write_text(json.dumps(told))
     text = (found.folder / "settings.toml").read_text()
     (found.folder / "settings.toml").write_text(text.replace('name = "own"', 'name = "digits"'))
-    with pytest.raises(InputError, match=r"had 3 classes, and data 'digits' has 10.*source=\.\.\."):
+    with pytest.raises(InputError, match=r"had 3 classes, and data 'digits' has 10.*data=\.\.\."):
         export(found.folder, tmp_path / "model")

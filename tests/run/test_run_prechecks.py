@@ -36,9 +36,44 @@ def test_several_methods_that_are_none_are_told_at_once(tmp_path):
     with pytest.raises(CannotStart) as caught:
         compare(tiny(), tmp_path / "out", names("fedavgg", "fedproxx", "local"), [0])
     assert [line.partition(" Did")[0] for line in caught.value.lines[1:]] == [
-        "methods: there is no method 'fedavgg'.",
-        "methods: there is no method 'fedproxx'.",
+        "fedavgg: there is no method 'fedavgg'.",
+        "fedproxx: there is no method 'fedproxx'.",
     ]
+
+
+def test_methods_that_are_none_and_methods_that_lack_something_are_told_at_once(tmp_path):
+    methods = [{"name": "fedavg", "shar": 1}, {"name": "alllarge"}, {"name": "feddf"}, {"name": "fedprox", "shar": 2}]
+    for asked in (tiny(), tiny(compare={"tune": {"local.lr": (0.1, 0.2)}})):
+        with pytest.raises(CannotStart) as caught:
+            compare(asked, tmp_path / "out", methods, [0])
+        first, *others = caught.value.lines
+        assert first == "3 of 4 methods cannot start, so no run was started:"
+        assert [line.partition(" Did")[0] for line in others[:1]] == [
+            "fedavg (shar=1), fedprox (shar=2): [method] has no setting 'shar'."
+        ]
+        assert others[1].startswith("feddf: FedDF learns from logits of public rows")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_setting_that_a_method_has_not_is_told_with_the_name_of_the_method(tmp_path):
+    with pytest.raises(SettingsError, match=r"^fedavg \(shar=1\): \[method\] has no setting 'shar'"):
+        compare(tiny(), tmp_path / "out", [{"name": "fedavg", "shar": 1}, {"name": "local"}], [0])
+
+
+@pytest.mark.parametrize(
+    ("seeds", "said"),
+    [
+        ([], r"seeds = \[\]: give at least one whole number"),
+        ("0,1", r"seeds = '0,1': give at least one whole number in a list"),
+        (3, r"seeds = 3: give at least one whole number"),
+        ([0, 1.5], r"give at least one whole number"),
+        ([0, 1, 0], r"^seed 0 is given twice in seeds; give each once\.$"),
+    ],
+)
+def test_seeds_that_are_none_or_twice_are_refused(seeds, said, tmp_path):
+    with pytest.raises(SettingsError, match=said):
+        compare(tiny(), tmp_path / "out", names("local"), seeds)
+    assert not (tmp_path / "out").exists()
 
 
 def test_data_that_cannot_be_read_or_divided_with_a_seed_stops_the_comparison_before_its_first_run(tmp_path):

@@ -45,7 +45,7 @@ def refusal(read, *arguments):
         ('name = "fedavg"', "name = 3", '[method] needs a name, such as name = "fedavg".'),
         ('name = "fedavg"', 'name = ":"', "method ':' cannot be imported"),
         ('name = "fedavg"', 'name = "no_such_module:X"', "cannot be imported: No module named 'no_such_module'."),
-        ('name = "fedavg"', 'name = "json:JSONDecoder"', "method 'json:JSONDecoder' is no dataclass."),
+        ('name = "fedavg"', 'name = "json:JSONDecoder"', "method 'json:JSONDecoder' has to be a dataclass."),
         ("rounds = 3", 'rounds = "3"', "line 2: rounds = '3': input should be a valid integer."),
         ("rounds = 3", "rounds = 3.5", "line 2: rounds = 3.5: input should be a valid integer."),
         ("rounds = 3", "rounds = true", "line 2: rounds = True: input should be a valid integer."),

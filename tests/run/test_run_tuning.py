@@ -8,10 +8,12 @@ import pytest
 import torch
 from tiny_runs import Listener, tiny
 
+from potluck.cli.arguments import run_folders
 from potluck.core import SettingsError
 from potluck.data import Federation, from_arrays, load
 from potluck.ledger import read_run
 from potluck.methods import FedProx
+from potluck.report import read_record
 from potluck.run import FailedRun, Result, compare, experiment, run
 from potluck.run.planning import ComparedMethod
 from potluck.run.tuning import Candidate, choose
@@ -47,6 +49,15 @@ def test_a_rate_that_diverges_is_never_chosen_and_is_told(tuned):
     tried = json.loads((out / "tune.json").read_text())[1]["tried"]
     assert [bool(one["failed"]) for one in tried] == [False, False, True, True]
     assert tried[2]["score"] is None
+
+
+def test_what_diverged_is_part_of_the_cost_of_choosing(tuned):
+    out, _ = tuned
+    choice = json.loads((out / "tune.json").read_text())[1]
+    spent = [read_record(folder).totals for folder in sorted((out / "tune").glob("fedprox*"))]
+    assert len(spent) == 4
+    assert choice["cost"]["bytes_down"] == sum(one.bytes_down for one in spent)
+    assert choice["cost"]["joules"] == pytest.approx(sum(one.joules for one in spent))
 
 
 def test_the_choice_is_by_the_validation_rows_and_its_cost_is_told(tuned):
@@ -86,6 +97,24 @@ def test_the_same_comparison_again_runs_nothing(tuned):
     assert [one.plain() for one in again] == [one.plain() for one in results]
     assert len(heard) == 12
     assert [watch.rounds for watch in heard] == [[]] * 12
+
+
+def test_a_grid_that_has_grown_is_told_in_the_runs_and_a_dropped_choice_is_left_out(tmp_path):
+    compare(settings({"local.lr": (0.003, 0.03)}), tmp_path, TWO[:1], [0])
+    (first,) = run_folders([tmp_path])
+    assert read_record(first).chosen["edge"] == ["local.lr"]
+    compare(settings({"local.lr": (0.003, 0.03, 0.0001)}), tmp_path, TWO[:1], [0, 1])
+    facts = json.loads((tmp_path / "tune.json").read_text())[0]
+    assert [(read_record(one).chosen["runs"], read_record(one).seed) for one in run_folders([tmp_path])] == [
+        (3, 0),
+        (3, 1),
+    ]
+    assert read_record(first).chosen["cost"] == facts["cost"]
+    compare(settings({"local.lr": (0.03, 0.3)}), tmp_path, TWO[:1], [0])
+    found = run_folders([tmp_path])
+    assert [one.name for one in found] == ["fedavg_local.lr=0.3-s0"]
+    assert first.exists()
+    assert run_folders([first]) == [first]
 
 
 def test_test_rows_are_no_rows_of_the_runs_that_choose(tuned):
@@ -171,6 +200,12 @@ def test_methods_without_a_server_model_choose_by_their_tiers(tmp_path):
         ({"method.mu": (1,)}, {}, r"write the name of the method, such as 'fedavg\.mu'"),
         ({"fedavg.mu": (1,)}, {}, r"has no setting 'mu'"),
         (RATES, {"data": {"validation": 0.0}}, "data.validation is 0"),
+        ({"local.lr": (0.1, 0.2, 0.1)}, {}, r"compare\.tune 'local\.lr': 0\.1 is given twice"),
+        (RATES, {"compare": {"tune_seeds": (3, 3)}}, r"compare\.tune_seeds = \[3, 3\] has a seed twice"),
+        *(
+            ({name: (1, 2)}, {}, rf"compare\.tune '{name}': methods that differ in {name.split('.')[0]} cannot be")
+            for name in ("rounds", "cohort", "data.clients", "fleet.dropout")
+        ),
         (
             RATES,
             {"compare": {"tune_seeds": (3, 0)}},

@@ -73,6 +73,18 @@ SetOption = Annotated[
     ),
 ]
 RunFolderArgument = Annotated[Path, typer.Argument(help="A run folder.", autocompletion=completion.run_folders)]
+RunsArgument = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="RUNS", help="Run folders, or folders of run folders.", autocompletion=completion.folders_of_runs
+    ),
+]
+BudgetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--budget", metavar="COST=AMOUNT", help="Show scores at this cost, such as energy=500, in place of [compare]'s."
+    ),
+]
 FormatOption = Annotated[Format, typer.Option("--format", help="Print a table, or one JSON object for programs.")]
 EngineOption = Annotated[
     EngineName | None,
@@ -165,8 +177,8 @@ def compare(
 ) -> None:
     """Run several methods on the same data, clients and cohorts; print a table and write one report.
 
-    All runs are checked before the first one starts. A run that diverges is marked, and the others go on; the exit code
-    is then 8. The same command with the same --out goes on where it stopped, and repeats nothing.
+    All runs are checked before the first one starts. A run that diverges or fails is marked, and the others go on; the
+    exit code is then 8. The same command with the same --out goes on where it stopped, and repeats nothing.
     """
     from potluck.cli import arguments, display
     from potluck.report import compare_rows, read_record, write_report
@@ -199,19 +211,17 @@ def compare(
 
 @app.command(epilog="Example: potluck report runs/digits-fedavg-s0 runs/digits-fedprox-s0 --to both.html")
 def report(
-    folders: Annotated[
-        list[Path],
-        typer.Argument(help="Run folders, or folders of run folders.", autocompletion=completion.run_folders),
-    ],
+    folders: RunsArgument,
     to: Annotated[Path | None, typer.Option(help="The page; by default report.html in the first folder.")] = None,
     title: Annotated[str | None, typer.Option(help="The page's title.")] = None,
+    budget: BudgetOption = None,
 ) -> None:
     """Write one self-contained HTML page about one run or many."""
     from potluck.cli import arguments, display
     from potluck.report import write_report
 
-    found = arguments.run_folders(folders)
-    display.print_line(f"report: {write_report(found, to or folders[0] / 'report.html', title)}")
+    found, limits = arguments.run_folders(folders), arguments.budget(budget or ())
+    display.print_line(f"report: {write_report(found, to or folders[0] / 'report.html', title, limits)}")
 
 
 @app.command(epilog="Example: potluck export runs/digits-fedavg-s0 --tier phone --to phone_model")

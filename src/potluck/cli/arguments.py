@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from potluck.core import InputError, SettingsError
 from potluck.run import Experiment, config, value
+from potluck.run.tuning import without_unused
 
 
 def comparison_methods(experiment: Experiment, given: str | None) -> list[dict[str, Any]]:
@@ -78,7 +79,11 @@ def _values(option: str, text: str) -> list[tuple[str, str, Any]]:
     shown = [part.strip() for part in given.split(",") if part.strip()]
     if not equals or not key.strip() or not shown:
         raise SettingsError(f"{option} {text}: write it as key=a,b,c, such as {option} local.lr=0.01,0.03,0.1.")
-    return [(key.strip(), part, value(part)) for part in shown]
+    found = [(key.strip(), part, value(part)) for part in shown]
+    given_values = [one for *_, one in found]
+    if twice := [part for place, part in enumerate(shown) if given_values[place] in given_values[:place]]:
+        raise SettingsError(f"{option} {text}: {twice[0]} is given twice; give each value once.")
+    return found
 
 
 def _seeds(option: str, given: str) -> list[int]:
@@ -101,11 +106,33 @@ def find_node_folder(path: Path) -> Path | None:
 
 
 def run_folders(given: list[Path]) -> list[Path]:
-    """Every run folder among these folders and directly inside them."""
+    """Every run folder among these folders and directly inside them; each of them must be one or hold some.
+
+    In the folder of a comparison that was tuned again, runs of a choice that was dropped are left out.
+    """
+    if not given:
+        raise InputError("no runs were given; give run folders, results or a comparison.")
     found: list[Path] = []
     for folder in given:
         below = sorted(folder.iterdir()) if folder.is_dir() else []
-        found += [path for path in (folder, *below) if (path / "manifest.json").is_file()]
-    if not found:
-        raise InputError(f"{given[0]} is not a run folder and holds none; give a folder that `potluck run` made.")
+        runs = [path for path in (folder, *below) if (path / "manifest.json").is_file()]
+        if not runs:
+            raise InputError(f"{folder} is not a run folder and holds none; give a folder that `potluck run` made.")
+        found += without_unused(folder, runs)
     return list(dict.fromkeys(found))
+
+
+def budget(given: Iterable[str]) -> dict[str, float]:
+    """Budgets from --budget energy=500."""
+    found: dict[str, Any] = {}
+    for text in given:
+        key, equals, amount = text.partition("=")
+        if not equals or not isinstance(value(amount), int | float):
+            raise SettingsError(f"--budget {text}: write it as cost=amount, such as --budget energy=500.")
+        found[key.strip()] = value(amount)
+    return check_budget(found)
+
+
+def check_budget(given: Mapping[str, Any]) -> dict[str, float]:
+    """A budget by which runs are looked at, by the rules of [compare] budget."""
+    return config.experiment({"compare": {"budget": dict(given)}}, "budget").compare.budget

@@ -116,9 +116,22 @@ def explained(incomplete: str) -> list[str]:
 @quietly
 def run_folders(incomplete: str) -> list[str]:
     """Run folders whose path goes on like this; if there are none, the shell completes paths itself."""
+    return _folders(incomplete, _is_run)
+
+
+@quietly
+def folders_of_runs(incomplete: str) -> list[str]:
+    """Run folders, and folders that hold some, whose path goes on like this."""
+    return _folders(incomplete, lambda each: _is_run(each) or (each.is_dir() and any(map(_is_run, each.iterdir()))))
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "manifest.json").is_file()
+
+
+def _folders(incomplete: str, wanted: Callable[[Path], bool]) -> list[str]:
     start = Path(incomplete or "runs/") if not incomplete or incomplete.endswith("/") else Path(incomplete).parent
-    below = sorted(each for each in start.iterdir() if (each / "manifest.json").is_file())
-    return [str(each) for each in below if str(each).startswith(incomplete)]
+    return [str(each) for each in sorted(start.iterdir()) if str(each).startswith(incomplete) and wanted(each)]
 
 
 def _methods() -> dict[str, dict[str, list[str]]]:

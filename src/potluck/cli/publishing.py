@@ -8,11 +8,9 @@ from typing import Annotated
 
 import typer
 
-from potluck.cli.app import app
+from potluck.cli.app import BudgetOption, RunsArgument, app
 
 __all__ = ["app"]
-
-RunsArgument = Annotated[list[Path], typer.Argument(metavar="RUNS", help="Run folders, or folders of run folders.")]
 
 
 class TableFormat(StrEnum):
@@ -54,18 +52,21 @@ def table(
     folders: RunsArgument,
     to: Annotated[TableFormat, typer.Option(help="csv and json have all digits; latex needs booktabs.")],
     columns: Annotated[
-        str | None, typer.Option(help="Comma-separated: global, average, tiers, phone, worst, bytes, …")
+        str | None, typer.Option(help="Comma-separated: global, average, worst_tier, tiers, phone, worst, bytes, …")
     ] = None,
+    budget: BudgetOption = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="The file; by default it is printed.")] = None,
 ) -> None:
     """Write the table of a comparison for a paper: mean and standard deviation over seeds, the best in bold."""
     from potluck.cli import arguments, display
+    from potluck.report.budgets import with_budget
     from potluck.report.paper_table import make_table
     from potluck.report.published import write_file
     from potluck.report.read import read_record
 
     wanted = None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
-    text = make_table([read_record(folder) for folder in arguments.run_folders(folders)], to.value, wanted)
+    records = [read_record(folder) for folder in arguments.run_folders(folders)]
+    text = make_table(with_budget(records, arguments.budget(budget or ())), to.value, wanted)
     if out is None:
         print(text, end="")
         return

@@ -51,7 +51,7 @@ class QuorumError(UserError):
 
 
 class DivergedError(QuorumError):
-    """A round without a quorum because the clients' updates are not finite."""
+    """A round without a result because the clients' updates, or the server's model, are not finite."""
 
 
 class ResourceError(UserError):

@@ -67,7 +67,7 @@ def load(data: Data) -> Source:
     """Reads the data set that these settings name: into memory, except for the inputs of "npy"."""
     if data.name == OWN:
         raise SettingsError(
-            f"data.name = '{OWN}' stands for data of your own; hand it over in Python: potluck.run.run(source=...)."
+            f"data.name = '{OWN}' stands for data of your own; hand it over in Python: pl.run(data=...)."
         )
     if data.name not in READERS:
         hint = suggestion(data.name, READERS, f"There are {', '.join(READERS)}.")

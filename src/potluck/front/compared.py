@@ -61,7 +61,7 @@ class ComparisonResult(Sequence["Result | FailedRun"]):
         return frame(self)[what]
 
     def table(
-        self, to: str = "markdown", path: str | Path | None = None, *, columns: Sequence[str] | None = None
+        self, to: str = "markdown", path: str | Path | None = None, *, columns: Sequence[str] | str | None = None
     ) -> str:
         """The table for a paper, as csv, latex, markdown or json; see `pl.table`."""
         from potluck.front.reading import table

@@ -142,6 +142,12 @@ def method_table(method: Any, usual: Mapping[str, Any]) -> tuple[dict[str, Any],
     kind = table.get("name") if isinstance(method, Mapping) else method
     if isinstance(kind, str):
         return dict(usual) if table == {"name": usual.get("name")} else table, None
+    if not dataclasses.is_dataclass(kind) and (isinstance(kind, type) or hasattr(kind, "round")):
+        named = kind if isinstance(kind, type) else type(kind)
+        raise SettingsError(
+            f"the method {named.__name__} has to be a dataclass: write @dataclass(frozen=True) above its class. "
+            "See docs/writing-a-method.md."
+        )
     if not dataclasses.is_dataclass(kind):
         raise SettingsError(
             "a method is a name, a table with a name, a class or an object of one; "

@@ -21,7 +21,13 @@ Runs = Any
 """A run folder or a folder of them, a result, a comparison, or several of these."""
 
 
-def report(runs: Runs, to: str | Path | None = None, *, title: str | None = None) -> Path:
+def report(
+    runs: Runs,
+    to: str | Path | None = None,
+    *,
+    title: str | None = None,
+    budget: Mapping[str, float] | None = None,
+) -> Path:
     """Writes one HTML page about one run or many, which needs no other file; returns its path.
 
         >>> pl.report("runs/first")
@@ -30,12 +36,15 @@ def report(runs: Runs, to: str | Path | None = None, *, title: str | None = None
     - runs: a run folder or a folder of them, what `pl.run` or `pl.compare` returned, or a list of these.
     - to: the page; by default report.html in the first folder.
     - title: the page's title.
+    - budget: scores at these costs, in place of [compare] budget: {"energy": 500}.
     """
+    from potluck.cli.arguments import check_budget
     from potluck.report import write_report
 
     folders = as_paths(runs)
+    found = _run_folders(folders)
     page = Path(to) if to is not None else first_folder(runs, folders) / "report.html"
-    return write_report(_run_folders(folders), page, title)
+    return write_report(found, page, title, check_budget(budget or {}))
 
 
 def frame(runs: Runs) -> Frames:
@@ -55,7 +64,12 @@ def frame(runs: Runs) -> Frames:
 
 
 def table(
-    runs: Runs, to: str = "markdown", path: str | Path | None = None, *, columns: Sequence[str] | None = None
+    runs: Runs,
+    to: str = "markdown",
+    path: str | Path | None = None,
+    *,
+    columns: Sequence[str] | str | None = None,
+    budget: Mapping[str, float] | None = None,
 ) -> str:
     """The table of a comparison for a paper: mean and standard deviation over seeds, the best in bold.
 
@@ -64,13 +78,18 @@ def table(
     - runs: as in `pl.report`.
     - to: csv, latex (needs booktabs), markdown or json.
     - path: a file to write it to as well.
-    - columns: global, average, tiers or a tier's name, worst, clients, rounds_to, bytes, device_seconds, joules, …
+    - columns: global, average, worst_tier, tiers or a tier's name, worst, clients, rounds_to, bytes, joules, …; or one
+      of them as text.
+    - budget: scores at these costs, in place of [compare] budget: {"energy": 500}.
     """
+    from potluck.cli.arguments import check_budget
+    from potluck.report.budgets import with_budget
     from potluck.report.paper_table import FORMATS, make_table
     from potluck.report.published import write_file
 
     _refuse_other("to", to, FORMATS)
-    text = make_table(_records(runs), to, columns)
+    wanted = [columns] if isinstance(columns, str) else columns
+    text = make_table(with_budget(_records(runs), check_budget(budget or {})), to, wanted)
     if path is not None:
         write_file(Path(path), text.encode(errors="replace"))
     return text

@@ -21,7 +21,6 @@ from potluck.front.given import (
 )
 
 if TYPE_CHECKING:
-    from potluck.data import Source
     from potluck.run import Experiment, FailedRun, Result, Watch
 
 
@@ -138,7 +137,7 @@ def compare(
       {"local.lr": [0.01, 0.03, 0.1]}.
     - jobs: how many runs go on at the same time, in processes of their own.
 
-    A run that diverges or lacks clients is a `FailedRun` in the list, and the others go on.
+    A run that diverges or fails is a `FailedRun` in the list, and the others go on.
     """
     from potluck.cli import arguments, display
     from potluck.front.progress import progress_of_comparison
@@ -148,7 +147,7 @@ def compare(
     found = _with_grid(given.experiment, tune, tune_seeds)
     wanted = _methods(found, methods)
     folder = Path(out) if out is not None else session.fresh_path(found.name, "compare")
-    numbers = list(seeds) if seeds is not None else arguments.comparison_seeds(found, None)
+    numbers = arguments.comparison_seeds(found, None) if seeds is None else comparison.whole_seeds(seeds, "seeds")
     again = f"the same call with out={str(folder)!r}"
     with progress_of_comparison(progress, found.rounds, watch) as watcher, _go_on_with(again):
         runs = comparison.compare(
@@ -161,19 +160,15 @@ def compare(
             source=given.source,
             note=display.print_note,
         )
-    objects = {session.label(one): one for one in wanted if not isinstance(one, Mapping)}
-    return ComparisonResult([_outcome(one, given.source, objects) for one in runs], folder)
+    return ComparisonResult([_with_short_label(one) for one in runs], folder)
 
 
-def _outcome(outcome: Result | FailedRun, source: Source | None, objects: Mapping[str, Any]) -> Result | FailedRun:
-    """An outcome with what only Python has of its run; `objects` are methods by their labels."""
-    from potluck.ledger import read_run
+def _with_short_label(outcome: Result | FailedRun) -> Result | FailedRun:
     from potluck.run import FailedRun
 
     if isinstance(outcome, FailedRun):
         return dataclasses.replace(outcome, label=short_label(outcome.label))
-    method = objects.get(str(read_run(outcome.folder).manifest.get("label"))) if objects else None
-    return dataclasses.replace(outcome, given=known_objects(source=source, method=method))
+    return outcome
 
 
 def _methods(experiment: Experiment, methods: Iterable[Any] | None) -> list[Any]:
@@ -193,11 +188,16 @@ def _methods(experiment: Experiment, methods: Iterable[Any] | None) -> list[Any]
 def _with_grid(
     experiment: Experiment, tune: Mapping[str, Sequence[Any]] | None, tune_seeds: Iterable[int] | None
 ) -> Experiment:
+    from potluck.core import SettingsError
     from potluck.run import config
+    from potluck.run.comparison import whole_seeds
 
+    for key, values in (tune or {}).items():
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise SettingsError(f"tune {key!r} = {values!r}: give a list of values, such as [0.01, 0.1].")
     told: dict[str, Any] = {} if tune is None else {"compare.tune": {key: list(values) for key, values in tune.items()}}
     if tune_seeds is not None:
-        told["compare.tune_seeds"] = list(tune_seeds)
+        told["compare.tune_seeds"] = whole_seeds(tune_seeds, "tune_seeds")
     return config.apply_changes(experiment, told, "tune") if told else experiment
 
 

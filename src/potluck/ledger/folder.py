@@ -195,6 +195,11 @@ class RunFolder:
         self._lock.check()
         self._write_manifest({**self.manifest(), **fields})
 
+    def update_settings(self, text: str) -> None:
+        """Replaces the settings: only for those that say how the run is looked at, since `mark` must stay true."""
+        self._lock.check()
+        write_atomically(self.path / SETTINGS, text.encode())
+
     def write_features(self, found: Mapping[str, Any]) -> None:
         """Writes what was measured of the tiers' networks at the end, for `RunFiles.features`."""
         self._lock.check()

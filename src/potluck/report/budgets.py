@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from potluck.report.records import LearningCurve, RoundRecord, RunRecord, sum_known
@@ -65,6 +65,11 @@ class BudgetScore:
 def budgets(*runs: RunRecord) -> tuple[CostBudget, ...]:
     """The budgets that the settings of the runs name, each once."""
     return tuple(dict.fromkeys(CostBudget(kind, amount) for run in runs for kind, amount in run.budget.items()))
+
+
+def with_budget(runs: Iterable[RunRecord], budget: Mapping[str, float]) -> list[RunRecord]:
+    """Runs that are looked at with this budget, in place of what their settings name; with none, as they are."""
+    return [replace(run, budget=dict(budget)) if budget else run for run in runs]
 
 
 def spent_by_round(run: RunRecord, kind: str) -> Spent:

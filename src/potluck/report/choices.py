@@ -30,7 +30,7 @@ def choices_section(runs: Sequence[RunRecord], rows: Sequence[Row]) -> Markup | 
 
 def _cells(row: Row, found: Json, metric: MetricFormat) -> list[TableCell]:
     seeds = ", ".join(text(seed) for seed in sequence(found.get("seeds")))
-    edge = ", ".join(text(name) for name in sequence(found.get("edge")))
+    edge = choice_edge(found)
     runs = integer(found.get("runs"))
     return [
         *(text(row["label"]), chosen_values(found), number_cell(metric.format, number(found.get("score")))),
@@ -50,6 +50,30 @@ def chosen_values(found: Json) -> str:
     return ", ".join(f"{name} = {text(value, repr(value))}" for name, value in mapping(found.get("values")).items())
 
 
+def choice_note(rows: Sequence[Row]) -> str:
+    """What the rows of a table chose, at what cost, and where better values may lie beyond; empty if none was tuned."""
+    tuned = [(text(row["label"]), found) for row in rows if (found := mapping(row["chosen"]))]
+    if not tuned:
+        return ""
+    told = [f"{label}: {chosen_values(found)} ({choice_cost(found)})" for label, found in tuned]
+    edges = [f"{label}: {edge}" for label, found in tuned if (edge := choice_edge(found))]
+    beyond = (
+        f" At the edge of what was tried, so that better values may lie beyond: {'; '.join(edges)}." if edges else ""
+    )
+    return f"Chosen by validation score on other seeds: {'; '.join(told)}.{beyond}"
+
+
+def choice_cost(found: Json) -> str:
+    """What a choice cost: "4 runs, 12 MB, 3 s, 40 J"."""
+    count = integer(found.get("runs")) or 0
+    return ", ".join([f"{count} run{'' if count == 1 else 's'}", *_costs(found)])
+
+
+def choice_edge(found: Json) -> str:
+    """The settings that were chosen at the edge of what was tried."""
+    return ", ".join(text(name) for name in sequence(found.get("edge")))
+
+
 def choice_lines(runs: Sequence[RunRecord]) -> list[str]:
     """What each method chose, a line each; then a warning for each choice at the edge of its grid."""
     metric, lines, edges = metric_format(*runs), [], []
@@ -57,10 +81,8 @@ def choice_lines(runs: Sequence[RunRecord]) -> list[str]:
         found, label = mapping(row["chosen"]), text(row["label"])
         if not found:
             continue
-        cost = ", ".join(_costs(found))
         score = metric.format(number(found.get("score")))
-        count = integer(found.get("runs")) or 0
-        lines.append(f"chosen by validation: {label}: {chosen_values(found)} ({score}; {count} runs, {cost})")
+        lines.append(f"chosen by validation: {label}: {chosen_values(found)} ({score}; {choice_cost(found)})")
         edges += [
             f"{label}: {text(name)} is at the edge of what was tried; better values may lie beyond it"
             for name in sequence(found.get("edge"))

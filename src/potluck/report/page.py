@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from potluck.ledger import write_atomically
+from potluck.report.budgets import with_budget
 from potluck.report.compare_page import compare_body
 from potluck.report.html import Markup, join, tag
 from potluck.report.json_values import text
@@ -16,9 +17,14 @@ from potluck.report.run_page import run_body, status_line
 from potluck.report.summary import group_by_method
 
 
-def write_report(folders: Sequence[Path], to: Path, title: str | None = None) -> Path:
-    """Write the report about one run, or about several side by side; returns its path."""
-    runs = [read_record(folder) for folder in folders]
+def write_report(
+    folders: Sequence[Path], to: Path, title: str | None = None, budget: Mapping[str, float] | None = None
+) -> Path:
+    """Write the report about one run, or about several side by side; returns its path.
+
+    `budget` takes the place of the one that the settings of the runs name.
+    """
+    runs = with_budget((read_record(folder) for folder in folders), budget or {})
     if not runs:
         raise ValueError("a report needs at least one run folder")
     make_folder(to.parent)

@@ -113,7 +113,10 @@ class PaperPlot:
     def save(self, path: Path | str, to: str | None = None) -> Path:
         """Writes the plot; the format follows from the file's ending unless it is given."""
         place = Path(path)
-        kind = to or place.suffix.removeprefix(".").lower()
+        ending = place.suffix.removeprefix(".").lower()
+        kind = to or ending
+        if ending in FORMATS and kind != ending:
+            raise UnknownChoice(f"{place} ends in .{ending}, but {kind} was asked for; give it the ending .{kind}.")
         if kind not in FORMATS:
             raise UnknownChoice(f"{place}: a plot is written as {', '.join(FORMATS)}; give the file such an ending.")
         return write_file(place, self.render(kind))

@@ -2,7 +2,8 @@
 
 A row is a method with mean ± standard deviation over its seeds (`compare_rows`). Text for people has the best mean of
 each column in bold: the highest score, the lowest cost. Bold says nothing about chance. Bounds stand last and are not
-ranked. Runs that diverged or failed are in no mean, and are named beside the method.
+ranked. Runs that diverged or failed are in no mean, and are named beside the method. Of methods that chose settings by
+validation score, the caption (in CSV and JSON, the row) says what, at what cost, and whether at the edge of the grid.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from functools import partial
 
 from potluck.ledger import replace_nonfinite
 from potluck.report.budgets import budgets
+from potluck.report.choices import choice_edge, choice_note, chosen_values
 from potluck.report.json_values import mapping, number, sequence, text
 from potluck.report.published import UnknownChoice
 from potluck.report.records import RunRecord
@@ -70,6 +72,8 @@ USUAL = (
     *("bytes", "device_seconds", "joules"),
 )
 """The columns of a table for which none are named, as far as they are known."""
+TUNING_COSTS = ("bytes_down", "bytes_up", "device_seconds", "joules", "flops")
+"""What the runs that chose settings have cost, in CSV."""
 GAP = "---"
 EMPTY: Mapping[str, str] = {}
 
@@ -224,7 +228,8 @@ def caption(rows: Sequence[Row], columns: Sequence[PaperColumn], metric: MetricF
     failed = " Runs that diverged or failed are in no mean." if any(sequence(row["failed"]) for row in rows) else ""
     early = (number(mapping(column.pick(row)).get("ended_before")) for row in rows for column in columns)
     ended = " A run that ended before it had spent its budget is scored at its end." if any(early) else ""
-    return f"Final test {metric.name}{metric.unit}{spread}. Bold: the best mean of a column.{bound}{failed}{ended}"
+    first = f"Final test {metric.name}{metric.unit}{spread}. Bold: the best mean of a column.{bound}{failed}{ended}"
+    return f"{first} {choice_note(rows)}".rstrip()
 
 
 _LATEX = {
@@ -288,13 +293,30 @@ def _csv(rows: Sequence[Row], columns: Sequence[PaperColumn], metric: MetricForm
     out = io.StringIO()
     write = csv.writer(out, lineterminator="\n")
     names = [f"{_plain_text(column.key)}_{part}" for column in known for part in ("mean", "sd")]
-    write.writerow(["method", "variant", "seeds", "failed", *names])
+    tuned = any(mapping(row["chosen"]) for row in rows)
+    write.writerow(["method", "variant", "seeds", "failed", *CHOICE * tuned, *names])
     for row in rows:
         pairs = ((mean_of(column.pick(row)), sd_of(column.pick(row))) for column in known)
         numbers = ["" if value is None else repr(value) for pair in pairs for value in pair]
         words = [_spreadsheet_text(row["label"]), _spreadsheet_text(row["variant"])]
-        write.writerow([*words, format(number(row["runs"]) or 0, ".0f"), _failed(row), *numbers])
+        write.writerow(
+            [*words, format(number(row["runs"]) or 0, ".0f"), _failed(row), *_choice_cells(row) * tuned, *numbers]
+        )
     return out.getvalue()
+
+
+CHOICE = ["chosen", "chosen_at_edge", "tuning_runs", *(f"tuning_{name}" for name in TUNING_COSTS)]
+
+
+def _choice_cells(row: Row) -> list[str]:
+    """What a method chose, where that is at the edge, and what it cost; empty if it was not tuned."""
+    found = mapping(row["chosen"])
+    if not found:
+        return [""] * len(CHOICE)
+    cost = mapping(found.get("cost"))
+    known = [number(found.get("runs")), *(number(cost.get(name)) for name in TUNING_COSTS)]
+    amounts = ["" if amount is None else format(amount, ".15g") for amount in known]
+    return [_spreadsheet_text(chosen_values(found)), _spreadsheet_text(choice_edge(found)), *amounts]
 
 
 def _spreadsheet_text(value: object) -> str:
@@ -308,7 +330,7 @@ def _json(rows: Sequence[Row], columns: Sequence[PaperColumn], metric: MetricFor
     found = [
         {
             "method": row["label"],
-            **{key: row[key] for key in ("variant", "seeds", "failed", "bound", "metric", "scored_on")},
+            **{key: row[key] for key in ("variant", "seeds", "failed", "bound", "metric", "scored_on", "chosen")},
             **{column.key: column.pick(row) for column in known},
         }
         for row in rows

@@ -2,42 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 
 from potluck.report.html import COLOURS, Cell, Markup, RowName, TableCell, foldable, note, section, table
-from potluck.report.json_values import mapping, number, sequence, text
+from potluck.report.json_values import number
 from potluck.report.records import RunRecord
+from potluck.report.run_settings import Settings, read_settings, written
 from potluck.report.summary import group_by_method
 from potluck.report.units import GAP
-
-Settings = Mapping[str, object]
 
 LEFT_OUT = ("seed", "name", "variant", "compare")
 """Settings that say which run it is, not how it trains; of the method's name and its variant, the label tells."""
 MAX_TEXT = 48
 """Characters of a value in the table; the pointer shows all of them."""
-
-
-def read_settings(toml: str) -> dict[str, object]:
-    """All settings of a run by their full names, such as "local.lr" or "tier.phone.share"; empty if they are broken."""
-    try:
-        return {key: value for key, value in _flatten(tomllib.loads(toml)) if not key.startswith("compare.")}
-    except (ValueError, RecursionError):
-        return {}
-
-
-def _flatten(table_: Settings, prefix: str = "") -> Iterator[tuple[str, object]]:
-    for key, value in table_.items():
-        entries = sequence(value)
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
-        elif entries and all(isinstance(one, Mapping) for one in entries):
-            for place, one in enumerate(map(mapping, entries)):
-                yield from _flatten(one, f"{prefix}{key}.{text(one.get('name'), str(place))}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def differing_settings(runs: Sequence[RunRecord]) -> dict[str, dict[str, str]]:
@@ -48,31 +25,24 @@ def differing_settings(runs: Sequence[RunRecord]) -> dict[str, dict[str, str]]:
     groups = {label: [read_settings(run.settings) for run in some] for label, some in group_by_method(runs).items()}
     every = [settings for some in groups.values() for settings in some]
     keys = dict.fromkeys(key for settings in every for key in settings if key not in LEFT_OUT)
-    differ = [key for key in keys if len({_written(settings.get(key)) for settings in every}) > 1]
+    differ = [key for key in keys if len({written(settings.get(key)) for settings in every}) > 1]
     own = [key for key in differ if key.startswith("method.") and key != "method.name"]
     shared = [key for key in differ if not key.startswith("method.")]
     found: dict[str, dict[str, str]] = {}
     for label, some in groups.items():
         mine = {"method": _several(_own_settings(settings, own) for settings in some)} if own else {}
-        found[label] = mine | {key: _several(_written(settings.get(key)) for settings in some) for key in shared}
+        found[label] = mine | {key: _several(written(settings.get(key)) for settings in some) for key in shared}
     return found
 
 
 def _own_settings(settings: Settings, keys: Sequence[str]) -> str:
-    return ", ".join(f"{key.removeprefix('method.')} = {_written(settings[key])}" for key in keys if key in settings)
+    return ", ".join(f"{key.removeprefix('method.')} = {written(settings[key])}" for key in keys if key in settings)
 
 
 def _several(values: Iterator[str]) -> str:
     """The one value of all seeds, or the values of each."""
     found = list(dict.fromkeys(values))
     return found[0] if len(found) == 1 else " / ".join(value or GAP for value in found)
-
-
-def _written(value: object) -> str:
-    """A value as text: empty if the run does not have the setting."""
-    if value is None:
-        return ""
-    return text(value) or json.dumps(value, ensure_ascii=False, default=str)
 
 
 def settings_section(runs: Sequence[RunRecord], keys: Mapping[str, str]) -> Markup | None:

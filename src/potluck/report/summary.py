@@ -19,6 +19,7 @@ from potluck.report.budgets import (
 )
 from potluck.report.json_values import Json, integer, mapping, number, sequence, text
 from potluck.report.records import LearningCurve, ModelScore, RoundScores, RunRecord, TierRecord
+from potluck.report.run_settings import read_settings, settings_that_differ, written
 from potluck.report.statistics import known_scores, paired_difference
 from potluck.report.units import CORRELATIONS, MetricFormat
 
@@ -171,10 +172,56 @@ def _tier_weights(tiers: Sequence[TierRecord]) -> list[float]:
 def group_by_method(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
     """Runs that differ only in their seed, by label.
 
-    If two runs with one label have the same seed, they differ in something else: then the run's name, or else its
-    folder, becomes part of the label.
+    Where runs with one label differ in their settings, these become part of the label. If two that do not differ have
+    the same seed, there is something else: then the run's name, or else its folder, becomes part of the label.
     """
-    return _group(runs, (lambda run: run.label, lambda run: run.name, lambda run: str(run.folder)))
+    by_label: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        by_label.setdefault(run.label, []).append(run)
+    groups: dict[str, list[RunRecord]] = {}
+    for label, members in by_label.items():
+        for name, some in _by_settings(label, members).items():
+            alone = len({run.seed for run in some}) == len(some)
+            groups |= {name: some} if alone else _group(some, (_name, _folder), name)
+    return groups
+
+
+def _name(run: RunRecord) -> str:
+    return run.name
+
+
+def _folder(run: RunRecord) -> str:
+    return str(run.folder)
+
+
+MAX_TOLD = 3
+"""At most so many settings tell the runs of a label apart, where that is enough."""
+
+
+def _by_settings(label: str, runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
+    """Runs with one label, apart where their settings differ; what differs is then part of the label."""
+    alike: list[list[RunRecord]] = []
+    differ: dict[str, None] = {}
+    for run in runs:
+        mine = read_settings(run.settings)
+        found = [settings_that_differ(mine, read_settings(some[0].settings)) for some in alike]
+        differ |= dict.fromkeys(key for keys in found for key in keys)
+        if [] in found:
+            alike[found.index([])].append(run)
+        else:
+            alike.append([run])
+    if len(alike) == 1:
+        return {label: alike[0]}
+    for most in (MAX_TOLD, len(differ)):
+        named = {f"{label} · {_told(some[0], list(differ)[:most])}": some for some in alike}
+        if len(named) == len(alike):
+            return named
+    return {f"{label} · {some[0].folder}": some for some in alike}
+
+
+def _told(run: RunRecord, keys: Sequence[str]) -> str:
+    settings = read_settings(run.settings)
+    return ", ".join(f"{key}={written(settings.get(key)) or 'default'}" for key in keys)
 
 
 def _group(

@@ -110,13 +110,26 @@ def variant_numbers(variants: Sequence[str]) -> tuple[str, dict[str, float]] | N
     >>> variant_numbers(["ratio = 0.1", "ratio = 2"])
     ('ratio', {'ratio = 0.1': 0.1, 'ratio = 2': 2.0})
     """
-    found = {name: re.fullmatch(r"(.*?)[\s=]*(-?\d+(?:\.\d+)?(?:e-?\d+)?)", name) for name in variants}
-    titles = {match[1] if match else None for match in found.values()}
+    found = {name: _last_number(name) for name in variants}
+    titles = {pair[0] if pair else None for pair in found.values()}
     title = titles.pop()
     if titles or not title:
         return None
-    numbers = {name: float(match[2]) for name, match in found.items() if match}
+    numbers = {name: pair[1] for name, pair in found.items() if pair}
     return (title, numbers) if all(abs(value) < HUGE for value in numbers.values()) else None
+
+
+def _last_number(name: str) -> tuple[str, float] | None:
+    """A name that ends in a number, however that is written (1E-2, .5, 1_000), as what comes before it and the number.
+
+    >>> _last_number("lr = 1E-2")
+    ('lr', 0.01)
+    """
+    match = re.fullmatch(r"(.*?)[\s=]*([-+]?\.?\d\S*)", name)
+    try:
+        return (match[1], float(match[2])) if match else None
+    except ValueError:
+        return None
 
 
 def is_logarithmic(title: str, numbers: Sequence[float]) -> bool:

@@ -14,6 +14,7 @@ rounds, its warnings and, last, how it ended. Nothing is pickled.
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -64,8 +65,20 @@ def carry_out(order: Mapping[str, Any], send: Callable[[Message], None]) -> None
         send({"kind": "result", "result": result and {**vars(result), "folder": str(result.folder)}})
 
 
+def stops_all(fault: BaseException | None) -> bool:
+    """Whether an error would end every other run of a comparison, too: the disk is full."""
+    while fault is not None:
+        if isinstance(fault, OSError) and fault.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        fault = fault.__cause__ or fault.__context__
+    return False
+
+
 def describe_error(fault: Exception) -> Message:
-    """An error as plain values: the name of its class, its text, its exit code if it has one, and its traceback."""
+    """An error as plain values: the name of its class, its text, its exit code if it has one, and its traceback.
+
+    `stops` says whether it ends the whole comparison.
+    """
     code = getattr(fault, "exit_code", None)
     return {
         "name": type(fault).__name__,
@@ -74,6 +87,7 @@ def describe_error(fault: Exception) -> Message:
         "os": [fault.errno, fault.strerror, fault.filename and str(fault.filename)]
         if isinstance(fault, OSError)
         else None,
+        "stops": stops_all(fault),
         "traceback": traceback.format_exc(),
     }
 

@@ -46,7 +46,7 @@ class RunKeeper:
                 config.experiment(told["experiment"]), Path(told["folder"]), told["cores"], told["paths"]
             )
         except Exception as fault:
-            return _to_bytes([{"kind": "error", "error": describe_error(fault)}])
+            return _to_bytes([_cluster_error(fault)])
         return _to_bytes([{"kind": "began", "token": machine()["token"]}])
 
     def poll(self) -> Bytes:
@@ -60,6 +60,11 @@ class RunKeeper:
         assert self._run is not None
         self._run.stop()
         return _to_bytes([])
+
+
+def _cluster_error(fault: Exception) -> Message:
+    """The message of an error of the cluster, and not of a run: it ends the comparison."""
+    return {"kind": "error", "error": {**describe_error(fault), "stops": True}}
 
 
 class RemoteRun:
@@ -82,7 +87,9 @@ class RemoteRun:
         found: list[Message] = json.loads(answer.tobytes())
         if found and found[0]["kind"] == "began":
             if not self._local and not found[0]["token"]:
-                return self._end([{"kind": "error", "error": describe_error(ResourceError(NO_TOKEN))}])
+                return self._end(
+                    [{"kind": "error", "error": {**describe_error(ResourceError(NO_TOKEN)), "stops": True}}]
+                )
             found = []
         if any(message["kind"] in LAST for message in found):
             return self._end(found)

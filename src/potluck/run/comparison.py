@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import operator
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -10,18 +12,29 @@ from typing import Any
 
 from potluck.core import QuorumError, SettingsError, UserError
 from potluck.data import Source
-from potluck.ledger import read_run
+from potluck.ledger import RunFolder, read_run
+from potluck.run import toml
 from potluck.run.assemble import assemble
+from potluck.run.child import stops_all
 from potluck.run.cluster_places import ClusterPlaces
 from potluck.run.interrupts import Interrupted
 from potluck.run.places import LocalPlaces, Places
-from potluck.run.planning import ComparedMethod, Plan, plan_entries
+from potluck.run.planning import ComparedMethod, Fault, Plan, find_entries, refuse
 from potluck.run.prechecks import check_plans, refuse_other_run
-from potluck.run.result import FailedRun, Result
-from potluck.run.scheduler import Scheduler, failed_as_recorded, fault_round
-from potluck.run.session import resume, run, with_own_data
+from potluck.run.result import FailedRun, Result, reason_of
+from potluck.run.scheduler import Scheduler, failed_as_recorded, failed_by, fault_round
+from potluck.run.session import resume, run, settings_of, with_own_data
 from potluck.run.settings import Experiment
-from potluck.run.tuning import Choice, all_failed, candidates, check_grid, choose, with_choice, write_choices
+from potluck.run.tuning import (
+    Candidate,
+    Choice,
+    all_failed,
+    candidates,
+    check_grid,
+    choose,
+    with_choice,
+    write_choices,
+)
 from potluck.run.watch import Silent, Watch, whole
 
 
@@ -50,28 +63,29 @@ def compare(
 
     All runs are checked before the first one starts, and all that is wrong is told at once; `note` hears warnings. With
     compare.tune, every method first chooses its settings by validation score, on seeds of their own; those runs are in
-    the folder tune. A finished run is not repeated; an interrupted run is resumed. A run that diverges or lacks clients
-    is marked in its manifest, and the others go on. If it diverged, it is not repeated.
+    the folder tune. A finished run is not repeated; an interrupted run is resumed. A run that diverges, lacks clients
+    or ends with an error is marked in its manifest, and the others go on; only an interruption and a full disk end the
+    comparison. If a run diverged, it is not repeated.
 
     With `jobs` above 1 (by default compare.jobs), that many runs go on at the same time, each in a process of its own;
     `places` may carry them out elsewhere. With run.engine = "ray", whole runs are spread over the cluster, as many at
     once as it has room for, unless `jobs` is 1. `source` is data of your own, which stays in this process.
     """
-    wanted = list(seeds)
+    wanted = whole_seeds(seeds, "seeds")
     if source is not None:
         experiment = with_own_data(experiment)
-    entries = plan_entries(experiment, methods)
-    if not experiment.compare.tune:
+    entries, faults = find_entries(experiment, methods)
+    if faults or not experiment.compare.tune:
         plans = _plans(entries, wanted, out)
         runs = PlannedRuns(plans, watcher, jobs, places, source)
-        _tell(check_plans(plans, source), note)
+        _tell(check_plans(plans, source, faults), note)
         return runs.carry_out(out)
     check_grid(experiment, entries, wanted)
-    every = [candidates(entry, experiment.compare.tune, wanted[0]) for entry in entries]
+    every = _candidates(entries, experiment, wanted[0])
     tried = _plans([one.chooser for some in every for one in some], experiment.compare.tune_seeds, out / TUNE)
     choosing = PlannedRuns(tried, watcher, jobs, places, source)
     shown = _plans([some[0].entry for some in every], wanted, out)
-    _tell(dict.fromkeys([*check_plans(tried, source), *check_plans(shown, source)]), note)
+    _tell(check_plans([*tried, *shown], source), note)
     by_plan = dict(zip(((plan.label, plan.experiment.seed) for plan in tried), choosing.carry_out(out), strict=True))
     choices = [
         choose(
@@ -87,6 +101,32 @@ def compare(
 
 TUNE = "tune"
 """The folder of the runs that choose settings."""
+
+
+def whole_seeds(given: Any, name: str) -> list[int]:
+    """Seeds as a list; refuses what is no list of whole numbers, none at all, and one that is given twice."""
+    try:
+        found = [] if isinstance(given, str | bytes) else [operator.index(seed) for seed in given]
+    except TypeError:
+        found = []
+    if not found:
+        raise SettingsError(f"{name} = {given!r}: give at least one whole number in a list, such as {name}=[0, 1, 2].")
+    if twice := [seed for place, seed in enumerate(found) if seed in found[:place]]:
+        raise SettingsError(f"seed {twice[0]} is given twice in {name}; give each once.")
+    return found
+
+
+def _candidates(entries: Sequence[ComparedMethod], experiment: Experiment, test_seed: int) -> list[list[Candidate]]:
+    """What each method tries; all that is wrong with that is told at once."""
+    found: list[list[Candidate]] = []
+    faults: dict[str, Fault] = {}
+    for entry in entries:
+        try:
+            found.append(candidates(entry, experiment.compare.tune, test_seed))
+        except UserError as fault:
+            faults[entry.label] = fault
+    refuse(faults, f"{len(faults)} of {len(entries)} methods")
+    return found
 
 
 def _tell(texts: Iterable[str], note: Callable[[str], None]) -> None:
@@ -192,8 +232,17 @@ def _refuse_what_stays_here(plans: Sequence[Plan], source: Source | None) -> Non
 
 
 def _run_or_mark(plan: Plan, watch: Watch, source: Source | None) -> Result | FailedRun:
-    found = result_or_none(plan.experiment, plan.folder, whole(watch), plan.method, source)
-    return found or failed_as_recorded(plan.folder, plan.label)
+    """How a run ended. An error ends this run alone; only an interruption and a full disk end the comparison."""
+    heard = whole(watch)
+    try:
+        result = result_or_none(plan.experiment, plan.folder, heard, plan.method, source)
+        found = result or failed_as_recorded(plan.folder, plan.label)
+    except Exception as fault:
+        if stops_all(fault):
+            raise
+        found = failed_by(plan, reason_of(fault), heard)
+    objects = {"source": source, "method": plan.method}
+    return dataclasses.replace(found, given={name: one for name, one in objects.items() if one is not None})
 
 
 def result_or_none(
@@ -213,11 +262,26 @@ def _run_or_resume(plan: Plan, watch: Watch, source: Source | None) -> Result | 
         return run(experiment, path, source=source, method=plan.method, watch=watch, advise=False)
     there = read_run(path).manifest
     refuse_other_run(plan, assemble(experiment, source, plan.method))
+    _note_question(experiment, path)
     if there.get("status") == "diverged":
         watch.warn(f"diverged in round {fault_round(there)}; to run it again, delete {path}")
         watch.end(failed_as_recorded(path, str(there.get("label"))))
         return None
     return resume(path, rounds=experiment.rounds, source=source, method=plan.method, watch=watch)
+
+
+def _note_question(experiment: Experiment, path: Path) -> None:
+    """Writes into the settings of a run that is there already what this comparison asks of it.
+
+    That is how tables and reports look at it: budgets, targets, what chooses the best round, and what was chosen by
+    tuning. How it ran and was scored stays as it was.
+    """
+    with RunFolder.open(path) as folder:
+        there, asked = settings_of(folder), experiment.score
+        score = dataclasses.replace(there.score, targets=asked.targets, best=asked.best)
+        now = dataclasses.replace(there, compare=experiment.compare, score=score)
+        if now != there:
+            folder.update_settings(toml.write(now.plain()))
 
 
 def refuse_unfinished(results: Sequence[Result | FailedRun]) -> None:

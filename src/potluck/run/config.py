@@ -92,7 +92,7 @@ def method_class(wanted: str, where: str = "") -> type[Any]:
     except Exception as fault:  # whatever a user's own module may raise
         raise SettingsError(f"{where}method '{wanted}' cannot be imported: {fault}.") from fault
     if not dataclasses.is_dataclass(found) or not isinstance(found, type):
-        raise SettingsError(f"{where}method '{wanted}' is no dataclass. See docs/writing-a-method.md.")
+        raise SettingsError(f"{where}method '{wanted}' has to be a dataclass. See docs/writing-a-method.md.")
     return found
 
 

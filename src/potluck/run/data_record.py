@@ -142,7 +142,7 @@ def read(manifest: Mapping[str, Any], folder: Path) -> DataRecord | None:
 
 def ask_for_source(record: DataRecord, folder: Path, call: str) -> InputError:
     """The error that asks for data that only its owner has; `call` is the function to hand it to."""
-    return InputError(f"{folder} ran on data of your own ({record}). Hand over the same: {call}, source=...).")
+    return InputError(f"{folder} ran on data of your own ({record}). Hand over the same: {call}, data=...).")
 
 
 def refuse_other_data(record: DataRecord, source: Source, public: Source | None, folder: Path) -> None:

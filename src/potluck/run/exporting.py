@@ -196,7 +196,7 @@ def _restore(
                     "their rows, and no node is asked here. Export at a node: potluck export KIT --to DIR"
                 ) from None
     if record is not None and record.own and source is None:
-        raise data_record.ask_for_source(record, path, f"potluck.run.export({str(path)!r}, ...")
+        raise data_record.ask_for_source(record, path, f"pl.export({str(path)!r}, ...")
     setup = assemble(experiment, source, method)
     _refuse_other_method(setup, told, path)
     _refuse_other_data(setup, record, told, path)
@@ -209,7 +209,7 @@ def _refuse_other_method(setup: Setup, told: Mapping[str, Any], path: Path) -> N
     if label and label.split(" (")[0] != name:
         raise SettingsError(
             f"{path}: its method was {label}, and its settings name {name}. "
-            f"Hand it over in Python: potluck.run.export({str(path)!r}, ..., method=...)."
+            f"Hand it over in Python: pl.export({str(path)!r}, ..., method=...)."
         )
 
 
@@ -219,7 +219,7 @@ def _refuse_other_data(setup: Setup, record: DataRecord | None, told: Mapping[st
     elif told.get("classes", setup.classes) != setup.classes:  # a run of an older version, without a record
         raise InputError(
             f"{path} had {told['classes']} classes, and data '{setup.experiment.data.name}' has {setup.classes}. "
-            f"Hand over its data in Python: potluck.run.export({str(path)!r}, ..., source=...)."
+            f"Hand over its data in Python: pl.export({str(path)!r}, ..., data=...)."
         )
 
 

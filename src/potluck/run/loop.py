@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -166,6 +166,8 @@ class Loop:
             if session.secure:
                 came &= session.opened
             if len(came) >= min(run.quorum, len(asked)):
+                if not _is_finite(state):
+                    self._refuse_diverged(session, time.perf_counter() - started)
                 if not asked:
                     stays = "the model stays as it is" if self.central is None else "the model gets noise alone"
                     self._note(index + 1, f"round {index + 1}: nobody could take part; {stays}")
@@ -178,6 +180,14 @@ class Loop:
         if _most_are_not_finite(session.entries):
             raise DivergedError(f"{text}{why}. The run diverged: lower local.lr, or set local.clip. {kept}.")
         raise QuorumError(f"{text}{why}. {kept}; resume when clients are back.")
+
+    def _refuse_diverged(self, session: RoundSession, seconds: float) -> NoReturn:
+        """Ends a run in which the server's model is not finite, though what the clients sent is."""
+        index = self.progress.done
+        text = f"round {index + 1}: the server's model is not finite, though all that clients sent is"
+        self._end_failed_attempt(session, seconds, text)
+        remedy = "lower local.lr or the learning rate of the method's server, or set local.clip"
+        raise DivergedError(f"{text}. The run diverged: {remedy}. The model is as it was after round {index}.")
 
     def _end_failed_attempt(self, session: RoundSession, seconds: float, text: str) -> None:
         """Books what an attempt that missed its quorum has cost, and saves it, so that a kill cannot undo it."""
@@ -395,6 +405,15 @@ def _most_are_not_finite(entries: Sequence[LedgerEntry]) -> bool:
     """Whether most of the replies that are missing were refused because they are not finite."""
     reasons = [entry.reason for entry in entries if entry.reason and not entry.skipped]
     return 2 * sum("not finite" in reason for reason in reasons) > len(reasons)
+
+
+def _is_finite(state: Any) -> bool:
+    """Whether every number of a state is finite. It waits for each kind of hardware once, not for each tensor."""
+    checks: dict[torch.device, list[Tensor]] = {}
+    for tensor in _tensors(vars(state), "").values():
+        if tensor.is_floating_point() and tensor.numel():
+            checks.setdefault(tensor.device, []).append(tensor.isfinite().all())
+    return all(bool(torch.stack(found).all()) for found in checks.values())
 
 
 def _tensors(value: Any, path: str) -> dict[str, Tensor]:

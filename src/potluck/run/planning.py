@@ -12,6 +12,7 @@ from typing import Any
 from potluck.core import SettingsError, UserError
 from potluck.ledger import LedgerError
 from potluck.run import config
+from potluck.run.labels import own_settings
 from potluck.run.result import FailedRun
 from potluck.run.settings import Experiment
 
@@ -74,8 +75,12 @@ def _again(fault: Fault, text: str) -> Fault:
 
 
 def _line(who: str, fault: Fault) -> str:
-    text = str(fault)
-    return text if text.startswith(("compare.", "methods: ")) else f"{who}: {text}"
+    text = str(fault).removeprefix(METHODS)
+    return text if text.startswith("compare.") else f"{who}: {text}"
+
+
+METHODS = "methods: "
+"""What an error about the list of methods begins with, before it is known whose it is."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,13 @@ def plan_entries(experiment: Experiment, methods: Sequence[Any]) -> list[Compare
 
     All that is wrong with them is told at once.
     """
+    found, faults = find_entries(experiment, methods)
+    refuse(faults, f"{len(faults)} methods or variants")
+    return found
+
+
+def find_entries(experiment: Experiment, methods: Sequence[Any]) -> tuple[list[ComparedMethod], dict[str, Fault]]:
+    """Every method under every variant, as far as that can be; and what is wrong with the others, by their names."""
     _refuse_changes(experiment)
     found: list[ComparedMethod] = []
     faults: dict[str, Fault] = {}
@@ -110,19 +122,20 @@ def plan_entries(experiment: Experiment, methods: Sequence[Any]) -> list[Compare
             faults[f"compare.variants '{variant}'"] = fault
             continue
         for method in methods:
-            label = _label(method, variant)
+            label = _label(method, variant, base.local)
             try:
                 entry = _entry(base, method, label)
             except UserError as fault:
-                faults.setdefault(_label(method, ""), fault)
+                faults.setdefault(_label(method, "", base.local), fault)
                 continue
             if _runs_under(variant, entry, experiment):
                 found.append(entry)
-    refuse(faults, f"{len(faults)} methods or variants")
+    if faults:
+        return found, faults
     _refuse_idle(experiment, methods, found)
     if len({slug(entry.label) for entry in found}) < len(found):
         raise SettingsError("two runs of this comparison would have the same name; name each variant in its own way.")
-    return found
+    return found, {}
 
 
 def _under_variant(experiment: Experiment, variant: str, changes: Iterable[str]) -> Experiment:
@@ -180,22 +193,13 @@ def _refuse_idle(experiment: Experiment, methods: Sequence[Any], found: Sequence
         raise SettingsError(f"method '{idle[0]}' runs under no variant; add it to one of the lists of compare.only.")
 
 
-def _label(method: Any, variant: str) -> str:
+def _label(method: Any, variant: str, local: Any) -> str:
     if isinstance(method, Mapping):
         own = ", ".join(f"{key}={value}" for key, value in method.items() if key != "name")
         name = str(method.get("name"))
     else:
-        own, name = _own_settings(method), type(method).__name__
+        own, name = own_settings(method, local), type(method).__name__
     return f"{name}" + (f" ({own})" if own else "") + (f", {variant}" if variant else "")
-
-
-def _own_settings(method: Any) -> str:
-    """The settings of a method object that differ from the default, as text."""
-    if not dataclasses.is_dataclass(method):
-        return ""
-    fields = [field for field in dataclasses.fields(method) if field.name != "local"]
-    changed = [field.name for field in fields if getattr(method, field.name) != field.default]
-    return ", ".join(f"{name}={getattr(method, name)}" for name in changed)
 
 
 def slug(label: str) -> str:

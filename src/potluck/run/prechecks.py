@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from potluck.core import SettingsError, UserError, to_plain
@@ -16,14 +17,16 @@ from potluck.run.planning import Fault, Plan, refuse
 from potluck.run.session import mark
 
 
-def check_plans(plans: Sequence[Plan], source: Source | None = None) -> list[str]:
+def check_plans(
+    plans: Sequence[Plan], source: Source | None = None, known: Mapping[str, Fault] = MappingProxyType({})
+) -> list[str]:
     """Refuses a comparison in which a run cannot start; returns warnings about those that can.
 
     Every method is put together with its data and networks, and the data is divided with every seed. What a folder
-    holds already must be the same run.
+    holds already must be the same run. `known` is what is wrong with methods that have no plans: it is told as well.
     """
     checks = _Checks(source)
-    faults: dict[str, Fault] = {}
+    faults = dict(known)
     warnings: dict[str, None] = {}
     for plan in plans:
         if plan.label in faults:
@@ -32,7 +35,7 @@ def check_plans(plans: Sequence[Plan], source: Source | None = None) -> list[str
             warnings |= dict.fromkeys(f"{plan.label}: {text}" for text in checks.check(plan))
         except (UserError, LedgerError) as fault:
             faults[plan.label] = fault
-    refuse(faults, f"{len(faults)} of {len({plan.label for plan in plans})} methods")
+    refuse(faults, f"{len(faults)} of {len({plan.label for plan in plans} | known.keys())} methods")
     return list(warnings)
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from potluck.core import require_library
-from potluck.ledger import read_run
+from potluck.core import UserError, one_line, require_library
+from potluck.ledger import LedgerError, read_run
 
 if TYPE_CHECKING:
     from torch import nn
@@ -133,7 +133,7 @@ class Result:
 
 @dataclass(frozen=True)
 class FailedRun:
-    """A run without a result: it diverged, too few clients answered, it was interrupted, or its process died twice."""
+    """A run without a result: it diverged, too few clients answered, an error ended it, or it was interrupted."""
 
     folder: Path
     label: str
@@ -141,11 +141,15 @@ class FailedRun:
     method: str
     seed: int
     status: str
-    """diverged: the clients' updates were not finite. failed: they did not answer, or the process of the run died.
-    interrupted: by the user; it can be resumed."""
+    """diverged: updates or the server's model were not finite. failed: clients did not answer, the process of the run
+    died, or an error ended it. interrupted: by the user; it can be resumed."""
     round: int
     """The round in which it ended; 0 if that is not known."""
     reason: str
+    totals: Mapping[str, float] = field(default_factory=dict, compare=False)
+    """What it had cost when it ended, as in a `Result`; empty if that is not known."""
+    given: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """As in a `Result`."""
 
     @property
     def path(self) -> Path:
@@ -161,3 +165,9 @@ class FailedRun:
         """What is known of it as plain values, for JSON."""
         names = ("label", "method", "seed", "status", "round", "reason")
         return {"run": str(self.folder), **{name: getattr(self, name) for name in names}}
+
+
+def reason_of(fault: BaseException) -> str:
+    """An error in one line; of one that nobody expects, with the name of its class."""
+    expected = isinstance(fault, UserError | LedgerError)
+    return one_line(str(fault) if expected else f"{type(fault).__name__}: {fault}", 500)

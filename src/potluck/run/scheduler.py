@@ -15,7 +15,7 @@ from potluck.run.child import ONGOING, Message
 from potluck.run.interrupts import Interrupts
 from potluck.run.places import BackgroundRun, Places
 from potluck.run.planning import Plan
-from potluck.run.result import FailedRun, Result
+from potluck.run.result import FailedRun, Result, reason_of
 from potluck.run.watch import Watch, whole
 
 
@@ -47,7 +47,7 @@ class Scheduler:
     def run(self) -> None:
         """Runs all plans, and adds to `outcomes` how each ended, by its number.
 
-        If one ends with an error, or is interrupted, all others save and stop.
+        If one finds the disk full, or is interrupted, all others save and stop.
         """
         with Interrupts() as stops:
             try:
@@ -98,7 +98,10 @@ class Scheduler:
             case "died":
                 self._resume_once(number, message["how"])
             case "error":
-                raise error_of(message["error"])
+                fault = error_of(message["error"])
+                if message["error"]["stops"]:
+                    raise fault
+                self.outcomes[number] = failed_by(self.plans[number], reason_of(fault), watch)
             case _:
                 raise KeyboardInterrupt
 
@@ -140,14 +143,29 @@ class Scheduler:
 def failed_as_recorded(folder: Path, label: str) -> FailedRun:
     """A run without a result, as its manifest tells."""
     told = read_run(folder).manifest
-    status, reason = str(told.get("status")), str(told.get("fault"))
-    return FailedRun(folder, label, str(told["method"]), int(told["seed"]), status, fault_round(told), reason)
+    status, reason, spent = str(told.get("status")), str(told.get("fault")), told.get("totals") or {}
+    return FailedRun(folder, label, str(told["method"]), int(told["seed"]), status, fault_round(told), reason, spent)
 
 
 def fault_round(manifest: Mapping[str, Any]) -> int:
     """The round in which a run ended without a result; 0 if its manifest does not say."""
     found = manifest.get("fault_round")
     return found if isinstance(found, int) else 0
+
+
+def failed_by(plan: Plan, reason: str, watch: Watch) -> FailedRun:
+    """The run that an error ended, as its manifest tells if the run could write it; its folder may be gone."""
+    try:
+        told = read_run(plan.folder).manifest
+    except LedgerError:
+        told = {}
+    watch.warn(f"failed: {reason}; the other runs go on without it")
+    if told.get("fault") == reason and told.get("status") in ("failed", "diverged"):  # the watch heard of its end
+        return failed_as_recorded(plan.folder, plan.label)
+    begun = told.get("status") in ("running", "interrupted")
+    found = _mark_dead(plan, reason) if begun else plan.failed("failed", 0, reason)
+    watch.end(found)
+    return found
 
 
 def _mark_dead(plan: Plan, reason: str) -> FailedRun:

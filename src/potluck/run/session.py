@@ -11,6 +11,7 @@ import platform
 import re
 import shlex
 import socket
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
 from datetime import UTC, datetime
@@ -26,9 +27,7 @@ from potluck.core import (
     QuorumError,
     SettingsError,
     UserError,
-    display_name,
     facts_of,
-    one_line,
     settings,
     stream,
     to_plain,
@@ -44,15 +43,18 @@ from potluck.run.devices import Devices
 from potluck.run.features import keep_features
 from potluck.run.holdings import holdings_text
 from potluck.run.interrupts import Interrupted, Interrupts
+from potluck.run.labels import label
 from potluck.run.loop import Loop
 from potluck.run.observers import check_observers, observers
 from potluck.run.restoring import restore_state
-from potluck.run.result import FailedRun, Result
+from potluck.run.result import FailedRun, Result, reason_of
 from potluck.run.settings import Experiment, TierSettings
 from potluck.run.watch import Watch, Watches, whole
 from potluck.run.world import start_engine
 
 RUNS = Path("runs")
+MAX_TRACEBACK = 8000
+"""Letters of a traceback in the manifest."""
 
 
 def run(
@@ -123,7 +125,7 @@ def resume(
         privacy.refuse_other_length(began, experiment, path)
         record = data_record.read(opened.manifest(), path)
         if record is not None and record.own and source is None:
-            raise data_record.ask_for_source(record, path, f"potluck.run.resume({str(path)!r}")
+            raise data_record.ask_for_source(record, path, f"pl.resume({str(path)!r}")
         setup = assemble(experiment, source, method)
         if record is not None and setup.source is not None:
             data_record.refuse_other_data(record, setup.source, setup.public, path)
@@ -191,7 +193,8 @@ def _run_to_end(loop: Loop, resumed: bool) -> Result:
         watch.warn(f"resumed at round {found[0]}")
     elif resumed:
         watch.warn("no checkpoint was written yet: starting at round 0")
-    folder.update_manifest(status="running", rounds=experiment.rounds, fault=None, fault_round=None)
+    fresh = dict.fromkeys(("fault", "fault_round", "traceback", "totals"))
+    folder.update_manifest(status="running", rounds=experiment.rounds, **fresh)
     watch.start(folder.path, folder.manifest(), loop.progress.done)
     try:
         loop.run()
@@ -200,8 +203,9 @@ def _run_to_end(loop: Loop, resumed: bool) -> Result:
             loop.save_before_exit()
             at = loop.progress.done + 1 if isinstance(fault, QuorumError) else None
             ended = _status_after(fault)
-            told = {"privacy": loop.promise, "secure": loop.secured}
-            folder.update_manifest(status=ended, fault=_one_line(fault), fault_round=at, **told)
+            told: dict[str, Any] = {"privacy": loop.promise, "secure": loop.secured}
+            told |= {"traceback": _traceback(fault), "totals": dict(loop.progress.totals)}
+            folder.update_manifest(status=ended, fault=reason_of(fault), fault_round=at, **told)
         except LedgerError as second:  # it must not hide the first
             if str(second) != str(fault):
                 watch.warn(str(second))
@@ -222,11 +226,18 @@ def _run_to_end(loop: Loop, resumed: bool) -> Result:
     return result
 
 
+def _traceback(fault: BaseException) -> str | None:
+    """The end of the traceback of an error that nobody expects; None of others, whose message says all."""
+    if isinstance(fault, UserError | LedgerError | KeyboardInterrupt):
+        return None
+    return "".join(traceback.format_exception(fault))[-MAX_TRACEBACK:]
+
+
 def _failed_run(loop: Loop, fault: BaseException) -> FailedRun:
     """The run that this exception ended."""
     experiment, at = loop.experiment, loop.progress.done + 1
-    name, told = str(experiment.method.get("name")), label(loop.context.method)
-    return FailedRun(loop.folder.path, told, name, experiment.seed, _status_after(fault), at, _one_line(fault))
+    name, told = str(experiment.method.get("name")), label(loop.context.method, experiment.local)
+    return FailedRun(loop.folder.path, told, name, experiment.seed, _status_after(fault), at, reason_of(fault))
 
 
 def _mark_interrupted(folder: RunFolder) -> None:
@@ -261,7 +272,8 @@ def manifest(setup: Setup) -> dict[str, Any]:
     - Where it runs: `potluck` (the version), `code` (a checksum), `engine`, `hardware`, `stack`, `python`, `torch`,
       `numpy`, `host`, `pid`, `started`.
     - How it goes: `status` (running, done, interrupted, diverged or failed); `fault` and `fault_round`, why and in
-      which round it ended early; `result`, the scores and costs at the end; `saved`, whether there is a checkpoint.
+      which round it ended early, then `totals`, what it had cost, and `traceback`, if nobody expected the error;
+      `result`, the scores and costs at the end; `saved`, whether there is a checkpoint.
     - For resuming: `schema`, the version of these layouts; `mark`, a hash of settings and networks; `keep`, how many
       checkpoints are kept.
     """
@@ -272,7 +284,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
         "code": code_checksum(),
         "name": experiment.name,
         "method": str(experiment.method.get("name")),
-        "label": label(setup.context.method),
+        "label": label(setup.context.method, experiment.local),
         "facts": dataclasses.asdict(told) if (told := facts_of(setup.context.method)) else None,
         "privacy": privacy.guarantee(experiment.privacy, setup.context.mechanism) if setup.context.mechanism else None,
         "secure": {"min_holders": experiment.secure.min_holders} if experiment.secure.enabled else None,
@@ -356,20 +368,6 @@ def _usual_settings(kind: type) -> Mapping[str, Any]:
         return {}
 
 
-def label(method: Any) -> str:
-    """A method's name and its settings that differ from the default, for people."""
-    told = [
-        f"{field.name}={_brief(getattr(method, field.name))}"
-        for field in dataclasses.fields(method)
-        if field.name != "local" and getattr(method, field.name) != field.default
-    ]
-    return display_name(method) + (f" ({', '.join(told)})" if told else "")
-
-
-def _brief(value: Any) -> str:
-    return str(getattr(value, "name", value))
-
-
 def fresh_folder(experiment: Experiment) -> Path:
     """A folder under runs/ that does not exist yet."""
     return _unused(folder_name(experiment))
@@ -403,8 +401,3 @@ def _status_after(fault: BaseException) -> str:
     if isinstance(fault, KeyboardInterrupt):
         return "interrupted"
     return "diverged" if isinstance(fault, DivergedError) else "failed"
-
-
-def _one_line(fault: BaseException) -> str:
-    text = str(fault) if isinstance(fault, UserError) else f"{type(fault).__name__}: {fault}"
-    return one_line(text, 500)

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import statistics
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,10 @@ Values = Mapping[str, Any]
 """One value for each setting that is tuned, by name."""
 SECTIONS = {field.name for field in dataclasses.fields(Experiment)} - {"compare", "method", "seed", "variant"}
 """What the name of a shared setting may begin with. A method of the same name has no settings of its own here."""
+SAME = ("data", "fleet", "rounds", "cohort")
+"""What all methods of a comparison share, so that no method may choose it."""
+TUNE_FILE = "tune.json"
+"""In the folder of a comparison: what was tried and chosen, for readers."""
 COSTS = ("bytes_down", "bytes_up", "device_seconds", "joules", "flops")
 
 
@@ -47,8 +52,15 @@ class Choice:
 def check_grid(experiment: Experiment, entries: Sequence[ComparedMethod], seeds: Sequence[int]) -> None:
     """Refuses a tuning that cannot work: unknown settings, no validation rows, seeds that tables show."""
     compare, names = experiment.compare, {own_prefix(entry) for entry in entries} - SECTIONS
-    for name in compare.tune:
+    for name, values in compare.tune.items():
         first, _, rest = name.partition(".")
+        if first in SAME:
+            raise SettingsError(
+                f"compare.tune '{name}': methods that differ in {first} cannot be compared; tune local training or a "
+                "method's own settings, and set this one for all."
+            )
+        if twice := [value for place, value in enumerate(values) if value in values[:place]]:
+            raise SettingsError(f"compare.tune '{name}': {twice[0]} is given twice; give each value once.")
         if first == "method":
             raise SettingsError(
                 f"compare.tune '{name}': write the name of the method, such as '{min(names)}.{rest}', for a setting of "
@@ -57,6 +69,8 @@ def check_grid(experiment: Experiment, entries: Sequence[ComparedMethod], seeds:
         if first not in names | SECTIONS:
             hint = suggestion(first, sorted(names | SECTIONS))
             raise SettingsError(f"compare.tune '{name}': there is no section or method '{first}' here.{hint}")
+    if len(set(compare.tune_seeds)) < len(compare.tune_seeds):
+        raise SettingsError(f"compare.tune_seeds = {list(compare.tune_seeds)} has a seed twice; give each once.")
     if both := set(compare.tune_seeds) & set(seeds):
         raise SettingsError(
             f"seed {min(both)} is a seed of the comparison and one of compare.tune_seeds; choose on other seeds."
@@ -126,16 +140,17 @@ def choose(
     known = [score for score in scores if score is not None]
     place = scores.index(max(known)) if known else None
     winner = None if place is None else tried[place][0]
-    results = [one for _, outcomes in tried for one in outcomes if isinstance(one, Result)]
+    every = [one for _, outcomes in tried for one in outcomes]
+    results = [one for one in every if isinstance(one, Result)]
     facts = {
         "label": entry.label,
         "values": None if winner is None else dict(winner.values),
         "score": None if place is None else scores[place],
         "metric": results[0].metric if results else None,
-        "seeds": sorted({one.seed for _, outcomes in tried for one in outcomes}),
-        "runs": sum(len(outcomes) for _, outcomes in tried),
+        "seeds": sorted({one.seed for one in every}),
+        "runs": len(every),
         "edge": [] if winner is None else _at_the_edge(winner.values, grid),
-        "cost": {name: sum(one.totals.get(name, 0.0) for one in results) for name in COSTS},
+        "cost": {name: sum(one.totals.get(name) or 0.0 for one in every) for name in COSTS},
         "tried": [
             {
                 "values": dict(candidate.values),
@@ -184,9 +199,27 @@ def _at_the_edge(values: Values, grid: Mapping[str, Sequence[Any]]) -> list[str]
 def with_choice(candidate: Candidate, facts: Mapping[str, Any]) -> ComparedMethod:
     """The method as it runs with the seeds of the comparison; its settings say what was chosen."""
     one = candidate.entry.experiment
-    kept = {name: value for name, value in facts.items() if name not in ("label", "tried")}
+    kept = {name: value for name, value in facts.items() if name != "tried"}
     compare = dataclasses.replace(one.compare, chosen=kept)
     return dataclasses.replace(candidate.entry, experiment=dataclasses.replace(one, compare=compare))
+
+
+def without_unused(out: Path, folders: Sequence[Path]) -> list[Path]:
+    """The runs of a comparison without those of a choice that the method has dropped since, as tune.json tells."""
+    try:
+        told = json.loads((out / TUNE_FILE).read_text())
+        chosen = {choice["label"]: choice["values"] for choice in told}
+    except (OSError, ValueError, TypeError, KeyError):
+        return list(folders)
+    return [folder for folder in folders if _is_used(folder, chosen)]
+
+
+def _is_used(folder: Path, chosen: Mapping[str, Any]) -> bool:
+    try:
+        found = tomllib.loads((folder / "settings.toml").read_text())["compare"]["chosen"]
+        return bool(chosen.get(found["label"], found["values"]) == found["values"])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return True
 
 
 def all_failed(plan: Plan) -> FailedRun:
@@ -196,4 +229,4 @@ def all_failed(plan: Plan) -> FailedRun:
 
 def write_choices(out: Path, choices: Sequence[Choice]) -> None:
     """Writes what was tried and chosen into tune.json, for readers."""
-    (out / "tune.json").write_text(json.dumps([choice.facts for choice in choices], indent=2, default=str) + "\n")
+    (out / TUNE_FILE).write_text(json.dumps([choice.facts for choice in choices], indent=2, default=str) + "\n")
