@@ -175,6 +175,21 @@ def test_own_arrays_are_the_same_in_every_form(tmp_path, kind):
     assert found.weights_sha256 == run_directly(tiny(), tmp_path / "b", source=from_arrays(x, y)).weights_sha256
 
 
+def test_a_run_is_called_after_its_data_and_never_digits(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = {name: value for name, value in plain(rounds=0).items() if name != "name"}
+    found = pl.run(told, data=arrays())
+    assert found.folder.name == "arrays-fedavg-s0"
+    assert read_run(found.folder).manifest["name"] == "arrays"
+    named = pl.run(told, data={**dict(zip("xy", arrays(), strict=True)), "name": "/home/ann/gait.csv"})
+    assert named.folder.name == "gait.csv-fedavg-s0"
+    assert pl.run({**told, "name": "mine"}, data=arrays()).folder.name == "mine-fedavg-s0"
+    np.savez("gait.npz", **dict(zip("xy", arrays(), strict=True)))
+    read = pl.run(told, set={"data.name": "npz", "data.path": "gait.npz"})
+    assert read.folder.name == "npz-fedavg-s0"
+    assert pl.run(told).folder.name == "digits-fedavg-s0"
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [({"x": [[1.0]], "y": [0], "z": 1}, "no array 'z'"), ({"x": [[1.0]]}, "lacks the array 'y'"), ("digits", "a str")],

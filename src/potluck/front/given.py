@@ -43,6 +43,7 @@ def known_objects(**objects: Any) -> dict[str, Any]:
 def gather(experiment: Any, *, data: Any, model: Any, method: Any, changes: Mapping[str, Any] | None) -> Given:
     """The experiment of a call, with all that was handed over in it; `changes` come last."""
     from potluck.run import config
+    from potluck.run.session import with_own_data
 
     found = read_settings(experiment)
     told: dict[str, Any] = {}
@@ -56,7 +57,10 @@ def gather(experiment: Any, *, data: Any, model: Any, method: Any, changes: Mapp
         found = config.experiment({**found.plain(), **told}, "settings")
     if changes:
         found = config.apply_changes(found, changes, "set")
-    return Given(found, source_of(data), with_local(object_, found))
+    source = source_of(data)
+    if source is not None:
+        found = with_own_data(found, source)
+    return Given(found, source, with_local(object_, found))
 
 
 def read_settings(experiment: Any) -> Experiment:
