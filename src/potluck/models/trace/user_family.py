@@ -16,6 +16,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from potluck.core import (
     Axis,
@@ -203,7 +204,22 @@ class UserFamily(Family):
             raise SettingsError(f"{self.name} cannot make a network: {error_line(fault)}") from fault
         if not isinstance(net, nn.Module):
             raise SettingsError(f"{self.name} makes a {type(net).__name__}, not an nn.Module.")
+        if any(is_lazy(each) for each in (*net.parameters(), *net.buffers())):
+            self._fill_lazy_layers(net, options)
         return net
+
+    def _fill_lazy_layers(self, net: nn.Module, options: Options) -> None:
+        """Runs the network once, so that layers such as ``nn.LazyLinear`` get their size."""
+        shape: Any = options["input"]
+        example = torch.zeros(2, *shape, dtype=torch.long if self.tokens else torch.float)
+        modes = {module: module.training for module in net.modules()}
+        try:
+            with torch.no_grad():
+                net.eval()(example)
+        except Exception as fault:  # a user's code may raise anything
+            raise SettingsError(f"{self.name} has lazy layers, and cannot run: {error_line(fault)}") from fault
+        for module, mode in modes.items():
+            module.training = mode
 
     def _complete_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Every argument of the factory, with its default where it is not given."""
