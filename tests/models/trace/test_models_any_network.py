@@ -298,6 +298,7 @@ def test_the_example_of_the_documentation_is_cut(tmp_path):
     exec(code, {"__name__": "networks"})
     assert make_spec("reader", **SHAPE).sizes == {"hidden": 16}
     assert run(settings("reader", HALVES, name="heterofl"), tmp_path / "run").rounds == 2
+    assert run(settings("reader", name="moss"), tmp_path / "moss").rounds == 2
 
 
 def test_dropout_within_attention_has_the_seed_of_the_run(tmp_path):
