@@ -449,3 +449,89 @@ def test_a_folder_called_train_is_never_taken_for_a_user(folder, other):
     with pytest.raises(InputError, match=r"there is a folder 'train' of classes.*keep only 'train' and one of") as said:
         load(Data("pictures", str(folder)))
     assert "user" not in str(said.value)
+
+
+def table_file(place, text, **settings):
+    (place / "t.csv").write_text(text)
+    return load(Data("table", str(place / "t.csv"), **settings))
+
+
+def test_users_of_a_table_are_texts(tmp_path):
+    found = table_file(tmp_path, "age,label,who\n1.5,a,007\n2.5,b,7\n3.5,a,007\n", user_column="who")
+    assert found.users.tolist() == [0, 1, 0]
+    assert table_file(tmp_path, "age,label,user\n1.5,a,01\n2.5,b,1\n").users.tolist() == [0, 1]
+
+
+def test_a_column_without_a_name_is_refused_until_columns_are_chosen(tmp_path):
+    text = ",age,label\n0,1.5,a\n1,2.5,b\n"
+    with pytest.raises(InputError, match=r"column 0 has no name \('Unnamed: 0'\).*index=False.*data\.feature_columns"):
+        table_file(tmp_path, text)
+    assert table_file(tmp_path, text, feature_columns=("age",)).shape == (1,)
+    rows = hub_rows(__index_level_0__=[0, 1], age=[1.5, 2.5], label=[0, 1])
+    with pytest.raises(InputError, match=r"column 0 has no name \('__index_level_0__'\)"):
+        from_hub(rows)
+
+
+def test_whole_numbers_are_classes_however_they_are_written():
+    x = [0.5, 1.5, 2.5, 3.5]
+    whole = from_frame(pd.DataFrame({"x": x, "label": [0.0, 1.0, 2.0, 1.0]}))
+    assert (whole.classes, whole.names, whole.train.column("y").tolist()) == (3, (), [0, 1, 2, 1])
+    gap = from_frame(pd.DataFrame({"x": x, "label": [7, 3, 7, 10]}))
+    assert (gap.classes, gap.names, gap.train.column("y").tolist()) == (3, ("3", "7", "10"), [1, 0, 1, 2])
+    test = pd.DataFrame({"x": [1.0], "label": [2]})
+    both = from_frame(pd.DataFrame({"x": x, "label": [0, 1, 3, 1]}), test=test)
+    assert (both.classes, both.names, both.test.column("y").tolist()) == (4, (), [2])
+    for numbers in ([0.5, 1.0, 2.0, 3.0], [-1.0, 1.0, 2.0, 3.0], [0.0, 1e12, 1.0, 2.0]):
+        assert from_frame(pd.DataFrame({"x": x, "label": numbers})).classes == 0
+    texts = from_frame(pd.DataFrame({"note": ["a", "b", "a b"], "label": [3.0, 7.0, 3.0]}), text="note")
+    assert (texts.names, texts.train.column("y").tolist()) == (("3", "7"), [0, 1, 0])
+    with pytest.raises(InputError, match="label -1 is out of range, first in row 2"):
+        from_frame(pd.DataFrame({"x": x, "label": [0, 1, -1, 1]}))
+
+
+@pytest.mark.filterwarnings("ignore:Cannot (locate|pickle)")
+def test_whole_numbers_with_a_gap_are_classes_of_a_large_data_set_too(monkeypatch):
+    datasets = pytest.importorskip("datasets", reason="needs the package datasets")
+    monkeypatch.setattr(stored_rows, "IN_MEMORY", 1)
+    found = from_hub(datasets.Dataset.from_dict({"age": [1.0, 2.0, 3.0], "label": [3, 7, 3]}))
+    assert (found.names, found.train.column("y").tolist()) == (("3", "7"), [0, 1, 0])
+
+
+@pytest.mark.parametrize("setting", [{"features": ["age", "label"]}, {"text": "label"}])
+def test_a_label_is_not_learned_from_itself(setting):
+    frame = pd.DataFrame({"age": [1.0, 2.0], "label": ["a", "b"]})
+    with pytest.raises(InputError, match=r"column 'label' is the label \(data\.label_column\) and also in data\."):
+        from_frame(frame, **setting)
+    with pytest.raises(InputError, match=r"column 'label' is the label"):
+        from_hub(hub_rows(age=[1.0, 2.0], label=[0, 1]), **setting)
+
+
+def test_columns_may_have_numbers_for_names():
+    found = from_frame(pd.DataFrame([[0.5, 1.5, "a"], [2.5, 3.5, "b"]]), label=2)
+    assert (inputs(found).tolist(), found.form.columns) == ([[0.5, 1.5], [2.5, 3.5]], ("0", "1"))
+    assert from_frame(pd.DataFrame([[0.5, 1.5, "a"], [2.5, 3.5, "b"]]), label=2, features=[1]).shape == (1,)
+
+
+@pytest.mark.parametrize("shape", [(16, 16, 2), (16, 16, 5), (4, 4, 3), (28, 28, 1), (5, 32, 3)])
+def test_few_channels_behind_the_sides_are_refused(shape):
+    with pytest.raises(InputError, match="like pictures with their channels last"):
+        from_arrays(np.zeros((4, *shape), np.float32), [0, 1, 0, 1])
+
+
+@pytest.mark.parametrize("shape", [(3, 128, 1), (1, 16, 16), (2, 16, 5), (3, 4, 4), (9, 6, 6)])
+def test_few_channels_before_the_sides_are_not(shape):
+    assert from_arrays(np.zeros((4, *shape), np.float32), [0, 1, 0, 1]).shape == shape
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float64])
+def test_a_memory_map_stays_in_its_file(dtype, tmp_path):
+    x = RNG.integers(0, 256, (24, 6, 5, 3)).astype(dtype)
+    np.save(tmp_path / "x.npy", x)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    with pytest.raises(InputError, match="channels last"):
+        from_arrays(mapped, [0, 1] * 12)
+    found, whole = (from_arrays(each, [0, 1] * 12, layout="channels_last") for each in (mapped, x))
+    assert not isinstance(found.train.columns["x"], torch.Tensor)
+    rows = torch.tensor([5, 0, 23])
+    assert torch.equal(found.train[rows]["x"], whole.train[rows]["x"])
+    assert found.shape == (3, 6, 5)

@@ -12,7 +12,16 @@ import numpy as np
 
 from potluck.core import InputError, ResourceError
 from potluck.data import stored
-from potluck.data.frames import column_of, first_line, no_numbers, require_column, source_of
+from potluck.data.frames import (
+    classes_of,
+    column_of,
+    first_line,
+    no_numbers,
+    other_columns,
+    refuse_label_as_input,
+    require_column,
+    source_of,
+)
 from potluck.data.pictures import common_size, picture_bytes
 from potluck.data.settings import Data
 from potluck.data.source import Array, InputForm, Source, as_input_type, from_arrays
@@ -79,8 +88,9 @@ def from_splits(found: Any, data: Data, name: str) -> Source:
     pictures = _picture_column(train, data)
     if pictures:
         return _pictures(train, test, pictures, data, name)
-    features = _number_columns(train, data)
-    if not data.text_column and len(train) * len(features) * FLOAT > stored.IN_MEMORY:
+    refuse_label_as_input(data, name)
+    features = () if data.text_column else _number_columns(train, data, name)
+    if len(train) * len(features) * FLOAT > stored.IN_MEMORY:
         return _stored_numbers(train, test, features, data, name)
     return source_of(_frame(train, data, name), _test_frame(test, data, name), data, name)
 
@@ -140,10 +150,10 @@ def _class_names(places: Array, names: list[str], label: str, name: str) -> list
     return [names[int(place)] for place in places]
 
 
-def _number_columns(dataset: Any, data: Data) -> tuple[str, ...]:
+def _number_columns(dataset: Any, data: Data, name: str) -> tuple[str, ...]:
     """The columns of inputs, if they are numbers."""
-    taken = {data.label_column, data.user_column or "user"}
-    return data.feature_columns or tuple(name for name in dataset.column_names if name not in taken)
+    taken = (data.label_column, data.user_column or "user")
+    return data.feature_columns or other_columns(dataset.column_names, taken, name)
 
 
 def _stored_numbers(train: Any, test: Any, features: tuple[str, ...], data: Data, name: str) -> Source:
@@ -163,12 +173,17 @@ def _stored_numbers(train: Any, test: Any, features: tuple[str, ...], data: Data
                 raise no_numbers(each, "texts" if "string" in kind else f"{kind} values", name)
         return StoredRows([HubNumbers(dataset.select_columns(list(features)), name, features)], as_input_type)
 
+    labels, names, answers = classes_of(
+        column(train, data.label_column, "data.label_column"),
+        None if test is None else column(test, data.label_column, "data.label_column"),
+    )
     found = from_arrays(
         numbers(train),
-        column(train, data.label_column, "data.label_column"),
+        labels,
         column(train, user, "data.user_column").astype(str) if user else None,
         None if test is None else numbers(test),
-        None if test is None else column(test, data.label_column, "data.label_column"),
+        answers,
+        names=names,
         scale=data.scale,
         name=name,
     )
@@ -189,13 +204,17 @@ def _pictures(train: Any, test: Any, column: str, data: Data, name: str) -> Sour
         for what, each in (("picture", train), ("test picture", test))
         for row in range(0 if each is None else len(each))
     )
+    labels, known, answers = classes_of(
+        column_of(frame, label, "data.label_column", name),
+        None if other is None else column_of(other, label, "data.label_column", f"{name}, test rows"),
+    )
     source = from_arrays(
         _picture_rows(train, column, size, name),
-        column_of(frame, label, "data.label_column", name),
+        labels,
         column_of(frame, user, "data.user_column", name).astype(str) if user else None,
         None if test is None else _picture_rows(test, column, size, f"{name}, test rows"),
-        None if other is None else column_of(other, label, "data.label_column", f"{name}, test rows"),
-        names=tuple(names) if names else (),
+        answers,
+        names=tuple(names) if names else known,
         scale=data.scale,
         layout="channels_first",
         name=name,

@@ -101,8 +101,8 @@ def _refuse_splits(folder: Path) -> None:
     parts = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if splits := [name for name in parts if name in ("train", *TEST)]:
         raise InputError(
-            f"{folder}: there is a folder '{splits[0]}' of classes, among {', '.join(parts[:6])}; keep only 'train' and "
-            f"one of {', '.join(TEST)}, or set data.path to the folder that holds a folder for each class"
+            f"{folder}: there is a folder '{splits[0]}' of classes, among {', '.join(parts[:6])}; keep only 'train' "
+            f"and one of {', '.join(TEST)}, or set data.path to the folder that holds a folder for each class"
         )
 
 
@@ -179,7 +179,7 @@ def is_grey(image: Any) -> bool:
 
 
 def is_deep(image: Any) -> bool:
-    """Whether a picture is grey with 16 bits. Older Pillows call such a PNG "I", a mode that PNG itself does not have."""
+    """Whether a picture is grey with 16 bits. Older versions of Pillow call such a PNG "I": PNG has no 32 bits."""
     return str(image.mode).startswith("I;16") or (image.mode == "I" and image.format == "PNG")
 
 
