@@ -367,8 +367,8 @@ class Experiment:
     """All settings of one experiment."""
 
     name: str = "digits"
-    """What run folders and reports are called; in a file, by default the file's name. Only the data set digits is called
-    so: of other data, a run with this name takes the name of the data."""
+    """What run folders and reports are called; in a file, by default the file's name. Only runs on the data set digits
+    have this name: others have that of their data."""
     variant: str = ""
     """The name of the variant in a comparison, which sets it; else empty."""
     seed: int = 0

@@ -4,7 +4,8 @@ In a convolutional network a tap is the last output at each spatial resolution. 
 and pooling that follow it count as one; so do all convolutions at one resolution. A 1x1 convolution sees no neighbours:
 by itself (for example the last expansion before global average pooling) it makes no tap. In a network of dense layers
 the taps are the hidden activations, and the outputs of recurrent layers, one for each step. In a network that embeds
-tokens they are the blocks of its body. Functions that are not modules, such as ``torch.relu``, cannot be tapped: the tap is the module before them.
+tokens they are the blocks of its body. Functions that are not modules, such as ``torch.relu``, cannot be tapped: the
+tap is the module before them.
 """
 
 from __future__ import annotations

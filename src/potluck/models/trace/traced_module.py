@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import is_lazy
 
 from potluck.core import EMPTY, Axis, Dimension, Dimensions, SettingsError
 from potluck.models.options import check_integer, error_line, refuse_unknown
