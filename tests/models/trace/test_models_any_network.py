@@ -12,6 +12,7 @@ from torch import nn
 
 from potluck.core import Axis, Newborn, SettingsError, stream
 from potluck.models import ModelZoo, make_spec, register
+from potluck.models.specs import uncut
 from potluck.models.trace import trace
 from potluck.run import assemble, experiment, run
 
@@ -299,6 +300,40 @@ def test_the_example_of_the_documentation_is_cut(tmp_path):
     assert make_spec("reader", **SHAPE).sizes == {"hidden": 16}
     assert run(settings("reader", HALVES, name="heterofl"), tmp_path / "run").rounds == 2
     assert run(settings("reader", name="moss"), tmp_path / "moss").rounds == 2
+
+
+class Rotary(nn.Module):
+    """Attention over tokens, not to padding; the angles of units follow from the width of a head."""
+
+    def __init__(self, vocab, classes):
+        super().__init__()
+        self.heads, self.embed = 2, nn.Embedding(vocab, 16)
+        self.q, self.k, self.v = (nn.Linear(16, 16) for _ in range(3))
+        self.head = nn.Linear(16, classes)
+
+    def forward(self, x):
+        seen, (rows, length) = self.embed(x), x.shape
+        q, k, v = (each(seen).view(rows, length, self.heads, -1).transpose(1, 2) for each in (self.q, self.k, self.v))
+        allowed = (x != 0)[:, None, None] | torch.eye(length, dtype=torch.bool, device=x.device)
+        mixed = nn.functional.scaled_dot_product_attention(self.turn(q), self.turn(k), v, allowed)
+        return self.head(mixed.transpose(1, 2).flatten(2).mean(1))
+
+    def turn(self, x):
+        half = x.shape[-1] // 2
+        place = torch.arange(x.shape[-2], device=x.device)[:, None]
+        angle = place * (1 + torch.arange(x.shape[-1], device=x.device) % max(half, 1)) / x.shape[-1]
+        return x * angle.cos() + torch.cat([-x[..., half:], x[..., :half]], -1) * angle.sin()
+
+
+def test_the_example_of_tokens_is_no_padding_so_that_attention_is_compared():
+    def make(input, classes, vocab=30):
+        return Rotary(vocab, classes)
+
+    make.tokens = True
+    register("any-rotary", make)
+    spec = make_spec("any-rotary", input=6, classes=3)
+    assert "does not compute what the full one computes" in uncut(spec)
+    assert not uncut(make_spec("any-rotary", input=6, classes=3, cut_heads="whole"))
 
 
 def test_dropout_within_attention_has_the_seed_of_the_run(tmp_path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
@@ -261,7 +262,7 @@ def _trace_module(family: UserFamily, options: FrozenDict[Any]) -> TracedModule:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         shape = (2, *options["input"])
-        example = torch.zeros(shape, dtype=torch.long) if family.tokens else torch.randn(shape)
+        example = _tokens(shape, options) if family.tokens else torch.randn(shape)
     try:
         refuse_shared(net)
         if hidden_tensors(net):
@@ -273,6 +274,15 @@ def _trace_module(family: UserFamily, options: FrozenDict[Any]) -> TracedModule:
         raise SettingsError(f"{family.name}: {fault}") from fault
     heads = options.get(CUT_HEADS, "width") if CUT_HEADS in family._read_here() else "width"
     return _trace_or_leave_whole(net, example, heads)
+
+
+def _tokens(shape: tuple[int, ...], options: Options) -> Tensor:
+    """Rows of token ids: different ones, so that attention counts, and no padding, if the vocabulary is known."""
+    vocab, pad = options.get("vocab"), options.get("pad", 0)
+    if not isinstance(vocab, int) or vocab < 3:
+        return torch.zeros(shape, dtype=torch.long)
+    known = torch.tensor([token for token in range(min(vocab, 100)) if token != pad])
+    return known[torch.arange(math.prod(shape)) % len(known)].view(shape)
 
 
 def _make_seeded(family: UserFamily, options: Options, seed: int) -> nn.Module:
