@@ -535,3 +535,41 @@ def test_a_memory_map_stays_in_its_file(dtype, tmp_path):
     rows = torch.tensor([5, 0, 23])
     assert torch.equal(found.train[rows]["x"], whole.train[rows]["x"])
     assert found.shape == (3, 6, 5)
+
+
+def test_a_data_set_says_the_users_of_all_its_items_or_of_none():
+    items = [(np.zeros(3, np.float32), 0, "ann"), (np.zeros(3, np.float32), 1, None)]
+    with pytest.raises(InputError, match="Walks: item 1 has no user, and others have one"):
+        from_dataset(Walks(items))
+
+
+def test_a_length_that_fails_is_told_in_one_line():
+    class Unsure(Walks):
+        def __len__(self):
+            raise RuntimeError("not\nknown")
+
+    with pytest.raises(InputError, match=r"^Unsure: its __len__ fails \(RuntimeError: not.*known\)") as caught:
+        from_dataset(Unsure([]))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:Cannot (locate|pickle)")
+def test_the_split_with_the_test_rows_and_a_subset_of_the_hub_can_be_named(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets", reason="needs the package datasets")
+    splits = {
+        name: hub_rows(age=[float(n), 9.0], label=[0, 1]) for n, name in enumerate(("train", "test", "mismatched"))
+    }
+    made = datasets.DatasetDict(splits)
+    made.save_to_disk(tmp_path / "hf")
+    path = str(tmp_path / "hf")
+    found = load(Data("huggingface", path, test_split="mismatched"))
+    assert found.test.column("x").tolist() == [[2.0], [9.0]]
+    with pytest.raises(InputError, match=r"no split 'matched' \(data\.test_split\); there are train, test, mismatched"):
+        load(Data("huggingface", path, test_split="matched"))
+    with pytest.raises(InputError, match=r"a folder; data\.subset = 'sst2' is for data sets on the hub"):
+        load(Data("huggingface", path, subset="sst2"))
+    asked = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda *names: asked.append(names) or made)
+    load(Data("huggingface", "nyu/glue", subset="sst2"))
+    load(Data("huggingface", "nyu/glue"))
+    assert asked == [("nyu/glue", "sst2"), ("nyu/glue", None)]

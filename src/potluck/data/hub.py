@@ -40,8 +40,13 @@ def read(data: Data) -> Source:
         raise InputError(
             f"data.name = '{data.name}' reads a data set: set data.path to its folder, or to its name on the hub"
         )
+    on_disk = Path(data.path).exists()
+    if on_disk and data.subset:
+        raise InputError(
+            f"{data.path}: a folder; data.subset = '{data.subset}' is for data sets on the hub, leave it out"
+        )
     try:
-        found = library.load_from_disk(data.path) if Path(data.path).exists() else library.load_dataset(data.path)
+        found = library.load_from_disk(data.path) if on_disk else library.load_dataset(data.path, data.subset or None)
     except Exception as error:  # whatever the library, its readers and the network may raise
         raise InputError(f"{data.path}: no data set that can be read ({first_line(error)}); check data.path") from None
     return from_splits(found, data, data.path)
@@ -75,10 +80,9 @@ def from_splits(found: Any, data: Data, name: str) -> Source:
     """
     if isinstance(found, Mapping):
         if "train" not in found:
-            raise InputError(f"{name}: there is no split 'train'; there are {', '.join(map(str, found))}")
+            raise InputError(f"{name}: there is no split 'train'; {_listed(found)}")
         train = found["train"]
-        splits = [found[each] for each in ("test", "validation") if each in found]
-        test = next((each for each in splits if _has_labels(each, data.label_column)), None)
+        test = _test_split(found, data, name)
     else:
         train, test = found, None
     if getattr(train, "features", None) is None or not hasattr(train, "__len__"):
@@ -93,6 +97,20 @@ def from_splits(found: Any, data: Data, name: str) -> Source:
     if len(train) * len(features) * FLOAT > stored.IN_MEMORY:
         return _stored_numbers(train, test, features, data, name)
     return source_of(_frame(train, data, name), _test_frame(test, data, name), data, name)
+
+
+def _test_split(found: Mapping[str, Any], data: Data, name: str) -> Any:
+    """The split with the test rows; None: there is none with labels."""
+    if data.test_split:
+        if data.test_split not in found:
+            raise InputError(f"{name}: there is no split '{data.test_split}' (data.test_split); {_listed(found)}")
+        return found[data.test_split]
+    splits = [found[each] for each in ("test", "validation") if each in found]
+    return next((each for each in splits if _has_labels(each, data.label_column)), None)
+
+
+def _listed(found: Mapping[str, Any]) -> str:
+    return f"there are {', '.join(map(str, found))}"
 
 
 def _library() -> Any:
