@@ -54,9 +54,15 @@ def from_frame(
     is; by default the column "user", if there is one. Inputs are the columns `features`, by default all others; or a
     column of texts, `text`, of which each row keeps `length` tokens. `test` holds test rows.
     """
-    wanted = {"label_column": str(label), "user_column": str(user), "text_column": str(text)}
-    settings = replace(Data(length=length, feature_columns=tuple(map(str, features))), **wanted)
-    return source_of(frame, test, replace(settings, scale=scale), name)  # type: ignore[arg-type]
+    data = Data(
+        length=length,
+        scale=scale,  # type: ignore[arg-type]
+        label_column=str(label),
+        user_column=str(user),
+        text_column=str(text),
+        feature_columns=tuple(map(str, features)),
+    )
+    return source_of(frame, test, data, name)
 
 
 def source_of(frame: pandas.DataFrame, test: pandas.DataFrame | None, data: Data, name: str) -> Source:
