@@ -22,6 +22,7 @@ import potluck as pl
 from potluck.core import Local, ResourceError, SettingsError
 from potluck.data import from_arrays
 from potluck.front import running
+from potluck.front.given import source_of
 from potluck.front.progress import NotebookTable, in_notebook
 from potluck.ledger import read_run
 from potluck.methods import FedAvg
@@ -174,6 +175,61 @@ def test_own_arrays_are_the_same_in_every_form(tmp_path, kind):
     data["dataset"] = torch.utils.data.TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
     found = pl.run(plain(), tmp_path / "a", data=data[kind])
     assert found.weights_sha256 == run_directly(tiny(), tmp_path / "b", source=from_arrays(x, y)).weights_sha256
+
+
+def test_frames_and_data_sets_go_in_as_they_are():
+    pandas = pytest.importorskip("pandas", reason="needs the package pandas")
+    frame = pandas.DataFrame({"age": [1.0, 2.0], "label": ["a", "b"]})
+    assert source_of(frame).fingerprint == pl.from_frame(frame).fingerprint
+    with pytest.raises(
+        pl.core.InputError, match=r"no column 'label'; it has age, kind\..*pl\.from_frame\(data, label="
+    ):
+        source_of(frame.rename(columns={"label": "kind"}))
+    datasets = pytest.importorskip("datasets", reason="needs the package datasets")
+    made = datasets.Dataset.from_pandas(frame)
+    assert source_of(made).fingerprint == pl.from_frame(frame).fingerprint
+    assert len(source_of(datasets.DatasetDict({"train": made, "test": made})).test) == 2
+    with pytest.raises(pl.core.InputError, match=r"pl\.from_hub\(data, label="):
+        source_of(made.rename_column("label", "kind"))
+
+
+def test_arrays_say_where_their_channels_are():
+    x, y = np.zeros((4, 16, 16, 3), np.float32), [0, 1, 0, 1]
+    assert source_of({"x": x, "y": y, "layout": "channels_last"}).shape == (3, 16, 16)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint16, np.int32])
+def test_whole_numbers_are_refused_before_round_0_by_a_network_that_reads_no_tokens(dtype, tmp_path):
+    x, y = arrays()
+    with pytest.raises(
+        SettingsError, match=r"has inputs of whole numbers, which are token ids, and the model 'mlp' can"
+    ):
+        pl.run(plain(), tmp_path / "a", data=((100 * x).astype(dtype), y))
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_run_is_exported_in_any_format(tmp_path):
+    x, y = arrays()
+    found = pl.run(plain(rounds=0), tmp_path / "a", data=(x, y))
+    folder = pl.export(found, tmp_path / "graph", format="pt2")
+    assert len(pl.predict(folder, x[:3])) == 3
+    with pytest.raises(SettingsError, match="executorch"):
+        pl.export(found, tmp_path / "other", format="pt2", train=True)
+
+
+def test_a_run_is_called_after_its_data_and_never_digits(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = {name: value for name, value in plain(rounds=0).items() if name != "name"}
+    found = pl.run(told, data=arrays())
+    assert found.folder.name == "arrays-fedavg-s0"
+    assert read_run(found.folder).manifest["name"] == "arrays"
+    named = pl.run(told, data={**dict(zip("xy", arrays(), strict=True)), "name": "/home/ann/gait.csv"})
+    assert named.folder.name == "gait.csv-fedavg-s0"
+    assert pl.run({**told, "name": "mine"}, data=arrays()).folder.name == "mine-fedavg-s0"
+    np.savez("gait.npz", **dict(zip("xy", arrays(), strict=True)))
+    read = pl.run(told, set={"data.name": "npz", "data.path": "gait.npz"})
+    assert read.folder.name == "npz-fedavg-s0"
+    assert pl.run(told).folder.name == "digits-fedavg-s0"
 
 
 @pytest.mark.parametrize(

@@ -106,3 +106,25 @@ def test_a_tapped_network_keeps_its_running_statistics_unless_asked_to_update_th
     assert net.trunk[1].running_mean.tolist() == [0.0, 0.0, 0.0]
     tapped(x, update_statistics=True)
     assert net.trunk[1].running_mean.abs().sum() > 0
+
+
+class Recurrent(nn.Module):
+    def __init__(self, batch_first):
+        super().__init__()
+        self.batch_first = batch_first
+        self.first = nn.LSTM(3, 4, batch_first=batch_first)
+        self.second = nn.GRU(4, 6, batch_first=batch_first)
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x):
+        steps = self.second(self.first(x if self.batch_first else x.transpose(0, 1))[0])[0]
+        return self.head(steps[:, -1] if self.batch_first else steps[-1])
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_recurrent_layers_are_tapped_at_every_step(batch_first):
+    net, x = Recurrent(batch_first), torch.randn(5, 7, 3)
+    assert tap_names(net, x) == ("first", "second")
+    logits, (first, second) = TappedNetwork(net, ["first", "second"])(x)
+    assert (first.shape, second.shape) == ((5, 4, 7, 1), (5, 6, 7, 1))
+    assert torch.equal(net.head(second[:, :, -1, 0]), logits)

@@ -1,5 +1,6 @@
 """Networks of transformers take part: cut in width by heads, in depth by blocks. Importing that library is slow."""
 
+import re
 import sys
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from potluck.core import Newborn, ResourceError, SettingsError, stream
 from potluck.data import from_arrays
 from potluck.models import ModelZoo, check, make_spec
 from potluck.models.huggingface import TextScores, text_classifier
+from potluck.models.specs import uncut
 from potluck.run import experiment, run
 
 TEXT, IMAGE = (f"potluck.models.huggingface:{kind}_classifier" for kind in ("text", "image"))
@@ -36,6 +38,10 @@ VIT = {
     "patch_size": 4,
     "blocks": "net.vit.layers",
 }
+SAME = {key: value for key, value in BERT.items() if key not in ("kind", "blocks")}
+DEBERTA = {**SAME, "kind": "deberta-v2"}
+SCRIPTED = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+"""DeBERTa's code in transformers uses what PyTorch would rather not have used."""
 NETWORKS = {"bert": BERT, "gpt2": GPT2, "vit": VIT}
 
 
@@ -116,13 +122,31 @@ def test_depth_methods_train_it_with_its_first_blocks(library, network, method, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("network", [BERT, GPT2], ids=["bert", "gpt2"])
+@SCRIPTED
+@pytest.mark.parametrize("network", [BERT, GPT2, DEBERTA], ids=["bert", "gpt2", "deberta"])
 def test_padding_changes_no_scores(library, network):
     """The same words with more padding behind them."""
     net = ModelZoo(spec_of(network)).build(Newborn(spec_of(network)), stream(0)).eval()
     short, long = torch.tensor([[5, 6, 7, 0]]), torch.tensor([[5, 6, 7, 0, 0, 0]])
     assert torch.allclose(net(short), net(long), atol=1e-6)
     assert not torch.allclose(net(short), net(torch.tensor([[5, 6, 8, 0]])), atol=1e-6)
+
+
+@pytest.mark.slow
+@SCRIPTED
+@pytest.mark.parametrize("kind", ["deberta-v2", "modernbert", "llama"])
+def test_heads_that_cannot_be_narrowed_stay_or_go_whole(library, kind, tmp_path):
+    """Their units are rotated in pairs, or scaled inside the network: half a head computes something else."""
+    network = {**SAME, "kind": kind}
+    if kind == "modernbert":
+        network |= {"cls_token_id": None, "sep_token_id": None}
+    narrow = spec_of(network, cut_heads="width")
+    assert re.search("does not compute.*set cut_heads = .whole. under", uncut(narrow))
+    whole = spec_of(network, cut_heads="whole")
+    assert not uncut(whole)
+    tiers = [{"name": "half", "width": 0.5}, {"name": "whole"}]
+    asked = settings({**network, "cut_heads": "whole"}, {"name": "heterofl"}, tiers)
+    assert run(asked, tmp_path / "run", source=sentences()).rounds == 2
 
 
 @pytest.mark.slow

@@ -297,6 +297,16 @@ def test_rows_may_be_flat_or_have_their_channels_last_and_pictures_any_size(byte
     assert predict(bytes_model, tmp_path / "2.png") == predict(bytes_model, np.full((1, 1, 6, 5), 7, np.uint8))
 
 
+def test_pictures_of_other_depths_are_read_or_refused_as_in_training(bytes_model, tmp_path):
+    deep = RNG.integers(0, 1 << 16, (6, 5), dtype=np.uint16)
+    Image.fromarray(deep).save(tmp_path / "1.png")
+    assert predict(bytes_model, tmp_path / "1.png") == predict(bytes_model, (deep >> 8).astype(np.uint8)[None, None])
+    for name, dtype in (("I", np.int32), ("F", np.float32)):
+        Image.fromarray(deep.astype(dtype)).save(tmp_path / f"{name}.tif")
+        with pytest.raises(ModelError, match=f"a picture of mode {name}; save it with 8 or 16 bits"):
+            list(ShippedModel(bytes_model).predict(tmp_path / f"{name}.tif"))
+
+
 def test_files_that_cannot_be_read_are_named(bytes_model, tmp_path):
     (tmp_path / "a.png").write_bytes(b"nothing")
     (tmp_path / "a.doc").write_text("nothing")

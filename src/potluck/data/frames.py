@@ -19,6 +19,12 @@ from potluck.data.source import Array, InputForm, Source, from_arrays
 if TYPE_CHECKING:
     import pandas
 
+UNNAMED = ("Unnamed: ", "__index_level_")
+"""How pandas calls a column without a name, and Arrow the row numbers of pandas."""
+
+MOST = 2**31
+"""Labels from here on are no classes."""
+
 ENDINGS = (".csv", ".tsv", ".parquet")
 
 
@@ -26,16 +32,16 @@ def read(data: Data) -> Source:
     """Reads a .csv, .tsv or .parquet file, with data.test_path another one of test rows."""
     path = existing_path(data.path, data.name)
     test = existing_path(data.test_path, data.name) if data.test_path else None
-    return source_of(_read_file(path), None if test is None else _read_file(test), data, str(path))
+    return source_of(_read_file(path, data), None if test is None else _read_file(test, data), data, str(path))
 
 
 def from_frame(
     frame: pandas.DataFrame,
-    label: str = "label",
-    user: str = "",
+    label: str | int = "label",
+    user: str | int = "",
     *,
-    text: str = "",
-    features: Iterable[str] = (),
+    text: str | int = "",
+    features: Iterable[str | int] = (),
     test: pandas.DataFrame | None = None,
     length: int = 20,
     scale: str = "auto",
@@ -43,36 +49,90 @@ def from_frame(
 ) -> Source:
     """A source made of a pandas frame, by the names of its columns.
 
-    `label` is what to predict: names or whole numbers are classes, numbers with a fraction are to regress on. `user`
-    says whose row it is; by default the column "user", if there is one. Inputs are the columns `features`, by default
-    all others; or a column of texts, `text`, of which each row keeps `length` tokens. `test` holds test rows.
+    `label` is what to predict: names or whole numbers are classes, also 1.0 and 2.0; other numbers are to regress on.
+    Whole numbers that are not 0, 1, 2 and so on without a gap are the names of their classes. `user` says whose row it
+    is; by default the column "user", if there is one. Inputs are the columns `features`, by default all others; or a
+    column of texts, `text`, of which each row keeps `length` tokens. `test` holds test rows.
     """
-    columns = {"label_column": label, "user_column": user, "text_column": text, "feature_columns": tuple(features)}
-    return source_of(frame, test, replace(Data(length=length, scale=scale), **columns), name)  # type: ignore[arg-type]
+    data = Data(
+        length=length,
+        scale=scale,  # type: ignore[arg-type]
+        label_column=str(label),
+        user_column=str(user),
+        text_column=str(text),
+        feature_columns=tuple(map(str, features)),
+    )
+    return source_of(frame, test, data, name)
 
 
 def source_of(frame: pandas.DataFrame, test: pandas.DataFrame | None, data: Data, name: str) -> Source:
     """A source made of frames, whose columns the settings name."""
-    label = column_of(frame, data.label_column, "data.label_column", name)
+    frame, test = (None if each is None else each.rename(columns=str) for each in (frame, test))
+    assert frame is not None
+    refuse_label_as_input(data, name)
     user = data.user_column or ("user" if "user" in frame.columns else "")
     users = column_of(frame, user, "data.user_column", name).astype(str) if user else None
     if data.text_column:
         return _texts(frame, test, data, name, users)
-    taken = {data.label_column, user}
-    features = data.feature_columns or tuple(str(each) for each in frame.columns if each not in taken)
+    features = data.feature_columns or other_columns(list(frame.columns), (data.label_column, user), name)
     if not features:
         raise InputError(f"{name}: no column is left for the inputs; there are {', '.join(map(str, frame.columns))}")
-    answers = None if test is None else column_of(test, data.label_column, "data.label_column", f"{name}, test rows")
+    label, names, answers = _labels(frame, test, data, name)
     found = from_arrays(
         _numbers(frame, features, name),
         label,
         users,
         None if test is None else _numbers(test, features, f"{name}, test rows"),
         answers,
+        names=names,
         scale=data.scale,
         name=name,
     )
     return replace(found, form=InputForm("table", features))
+
+
+def refuse_label_as_input(data: Data, name: str) -> None:
+    """Refuses to learn the label from itself."""
+    for setting, columns in (("feature_columns", data.feature_columns), ("text_column", (data.text_column,))):
+        if data.label_column in columns:
+            raise InputError(
+                f"{name}: column '{data.label_column}' is the label (data.label_column) and also in data.{setting}; "
+                "leave it out of one"
+            )
+
+
+def other_columns(columns: list[str], taken: tuple[str, ...], name: str) -> tuple[str, ...]:
+    """All columns that are not taken; refuses one without a name, such as the row numbers that pandas writes."""
+    found = tuple(each for each in columns if each not in taken)
+    if odd := [each for each in found if not each or each.startswith(UNNAMED)]:
+        raise InputError(
+            f"{name}: column {columns.index(odd[0])} has no name ('{odd[0]}'), like row numbers of pandas; save "
+            "the table without them, frame.to_csv(path, index=False), or name the columns to use in "
+            "data.feature_columns"
+        )
+    return found
+
+
+def classes_of(label: Array, test: Array | None) -> tuple[Array, tuple[str, ...], Array | None]:
+    """Labels of training and test rows, and the names of the classes if labels are whole numbers with a gap."""
+    columns = [label] if test is None else [label, test]
+    if all(_are_whole(each) for each in columns):
+        columns = [each.astype(np.int64) for each in columns]
+    if any(each.dtype.kind not in "iu" or each.min() < 0 for each in columns):
+        return label, (), test
+    known = np.unique(np.concatenate(columns))
+    if known[-1] == len(known) - 1:
+        names: tuple[str, ...] = ()
+    else:
+        names, columns = tuple(map(str, known.tolist())), [np.searchsorted(known, each) for each in columns]
+    return columns[0], names, None if test is None else columns[1]
+
+
+def _are_whole(column: Array) -> bool:
+    """Whether these are numbers from 0 without a fraction."""
+    if column.dtype.kind in "iu":
+        return True
+    return column.dtype.kind == "f" and bool(((column >= 0) & (column < MOST) & (column == np.floor(column))).all())
 
 
 def _texts(
@@ -80,13 +140,24 @@ def _texts(
 ) -> Source:
     """Texts with a label each, tokenised as those of .jsonl files."""
 
-    def records(found: pandas.DataFrame, whose: Array | None) -> list[LabelledText]:
+    def records(found: pandas.DataFrame, labels: Array, whose: Array | None) -> list[LabelledText]:
         texts = column_of(found, data.text_column, "data.text_column", name).astype(str)
-        labels = column_of(found, data.label_column, "data.label_column", name).tolist()
+        told = [known[label] for label in labels] if known else labels.tolist()
         owners = [""] * len(texts) if whose is None else whose.tolist()
-        return [LabelledText(text, None, *told) for text, *told in zip(texts, labels, owners, strict=True)]
+        return [LabelledText(text, None, *each) for text, *each in zip(texts, told, owners, strict=True)]
 
-    return from_texts(records(frame, users), None if test is None else records(test, None), data, name)
+    label, known, answers = _labels(frame, test, data, name)
+    rows = None if test is None or answers is None else records(test, answers, None)
+    return from_texts(records(frame, label, users), rows, data, name)
+
+
+def _labels(
+    frame: pandas.DataFrame, test: pandas.DataFrame | None, data: Data, name: str
+) -> tuple[Array, tuple[str, ...], Array | None]:
+    """As `classes_of`."""
+    wanted, setting = data.label_column, "data.label_column"
+    answers = None if test is None else column_of(test, wanted, setting, f"{name}, test rows")
+    return classes_of(column_of(frame, wanted, setting, name), answers)
 
 
 def _numbers(frame: pandas.DataFrame, features: Iterable[str], name: str) -> Array:
@@ -136,7 +207,7 @@ def _kind(column: Array) -> str:
     return "texts" if column.dtype.kind == "U" else f"{type(column.reshape(-1)[0]).__name__} values"
 
 
-def _read_file(path: Path) -> pandas.DataFrame:
+def _read_file(path: Path, data: Data) -> pandas.DataFrame:
     if path.is_dir() or path.suffix.lower() not in ENDINGS:
         raise InputError(f"{path}: set data.path to a {', '.join(ENDINGS)} file")
     try:
@@ -148,7 +219,8 @@ def _read_file(path: Path) -> pandas.DataFrame:
         if path.suffix.lower() == ".parquet":
             found = pandas.read_parquet(path)
         else:
-            found = pandas.read_csv(path, sep="\t" if path.suffix.lower() == ".tsv" else ",")
+            users = {data.user_column or "user": str}  # 007 and 7 are two
+            found = pandas.read_csv(path, sep="\t" if path.suffix.lower() == ".tsv" else ",", dtype=users)
     except ImportError:
         raise ResourceError("Parquet files are read by pyarrow: pip install 'potluck[hub]'.") from None
     except (ValueError, OSError, UnicodeDecodeError) as error:

@@ -12,11 +12,23 @@ import numpy as np
 
 from potluck.core import InputError, ResourceError
 from potluck.data import stored
-from potluck.data.frames import column_of, first_line, no_numbers, require_column, source_of
-from potluck.data.pictures import is_grey, picture_bytes
+from potluck.data.frames import (
+    classes_of,
+    column_of,
+    first_line,
+    no_numbers,
+    other_columns,
+    refuse_label_as_input,
+    require_column,
+    source_of,
+)
+from potluck.data.pictures import common_size, picture_bytes
 from potluck.data.settings import Data
 from potluck.data.source import Array, InputForm, Source, as_input_type, from_arrays
 from potluck.data.stored import Rows, StoredRows, in_memory_or_stored
+
+UNLABELLED = -1
+"""The class of a row whose label is not given, in data sets of the hub."""
 
 FLOAT = np.dtype(np.float32).itemsize
 
@@ -28,8 +40,13 @@ def read(data: Data) -> Source:
         raise InputError(
             f"data.name = '{data.name}' reads a data set: set data.path to its folder, or to its name on the hub"
         )
+    on_disk = Path(data.path).exists()
+    if on_disk and data.subset:
+        raise InputError(
+            f"{data.path}: a folder; data.subset = '{data.subset}' is for data sets on the hub, leave it out"
+        )
     try:
-        found = library.load_from_disk(data.path) if Path(data.path).exists() else library.load_dataset(data.path)
+        found = library.load_from_disk(data.path) if on_disk else library.load_dataset(data.path, data.subset or None)
     except Exception as error:  # whatever the library, its readers and the network may raise
         raise InputError(f"{data.path}: no data set that can be read ({first_line(error)}); check data.path") from None
     return from_splits(found, data, data.path)
@@ -57,24 +74,43 @@ def from_hub(
 
 
 def from_splits(found: Any, data: Data, name: str) -> Source:
-    """A source made of one split, or of the splits "train" and "test" (or "validation" if there is no test)."""
+    """A source made of one split, or of the splits "train" and "test".
+
+    "validation" takes the place of a test split that is not there, or whose labels are kept secret, as in GLUE.
+    """
     if isinstance(found, Mapping):
         if "train" not in found:
-            raise InputError(f"{name}: there is no split 'train'; there are {', '.join(map(str, found))}")
-        train, test = found["train"], found.get("test", found.get("validation"))
+            raise InputError(f"{name}: there is no split 'train'; {_listed(found)}")
+        train = found["train"]
+        test = _test_split(found, data, name)
     else:
         train, test = found, None
     if getattr(train, "features", None) is None or not hasattr(train, "__len__"):
         raise InputError(f"{name}: a stream has no rows that can be drawn by number; save it with save_to_disk first")
+    if not len(train):
+        raise InputError(f"{name}: no rows in it; give at least one")
     pictures = _picture_column(train, data)
     if pictures:
         return _pictures(train, test, pictures, data, name)
-    features = _number_columns(train, data)
-    if not data.text_column and len(train) * len(features) * FLOAT > stored.IN_MEMORY:
+    refuse_label_as_input(data, name)
+    features = () if data.text_column else _number_columns(train, data, name)
+    if len(train) * len(features) * FLOAT > stored.IN_MEMORY:
         return _stored_numbers(train, test, features, data, name)
-    frames = [None if each is None else _frame(each, data) for each in (train, test)]
-    assert frames[0] is not None
-    return source_of(frames[0], frames[1], data, name)
+    return source_of(_frame(train, data, name), _test_frame(test, data, name), data, name)
+
+
+def _test_split(found: Mapping[str, Any], data: Data, name: str) -> Any:
+    """The split with the test rows; None: there is none with labels."""
+    if data.test_split:
+        if data.test_split not in found:
+            raise InputError(f"{name}: there is no split '{data.test_split}' (data.test_split); {_listed(found)}")
+        return found[data.test_split]
+    splits = [found[each] for each in ("test", "validation") if each in found]
+    return next((each for each in splits if _has_labels(each, data.label_column)), None)
+
+
+def _listed(found: Mapping[str, Any]) -> str:
+    return f"there are {', '.join(map(str, found))}"
 
 
 def _library() -> Any:
@@ -95,7 +131,15 @@ def _picture_column(dataset: Any, data: Data) -> str:
     return images[0] if images else ""
 
 
-def _frame(dataset: Any, data: Data) -> Any:
+def _has_labels(dataset: Any, label: str) -> bool:
+    """Whether any row has a label; without such a column, too, so that an error names the column later."""
+    if label not in dataset.column_names:
+        return True
+    found = dataset.select_columns([label]).to_pandas()[label]
+    return not (found.isna() | (found == UNLABELLED)).all()
+
+
+def _frame(dataset: Any, data: Data, name: str) -> Any:
     """The columns that are used, as a pandas frame; classes by name."""
     wanted = [data.label_column, data.user_column or "user", data.text_column, *data.feature_columns]
     all_of_them = not data.feature_columns and not data.text_column
@@ -103,14 +147,31 @@ def _frame(dataset: Any, data: Data) -> Any:
     frame = dataset.select_columns(kept).to_pandas()
     names = getattr(dataset.features.get(data.label_column), "names", None)
     if names:
-        frame[data.label_column] = [names[index] for index in frame[data.label_column]]
+        frame[data.label_column] = _class_names(frame[data.label_column].to_numpy(), names, data.label_column, name)
     return frame
 
 
-def _number_columns(dataset: Any, data: Data) -> tuple[str, ...]:
+def _test_frame(dataset: Any, data: Data, name: str) -> Any:
+    return None if dataset is None else _frame(dataset, data, f"{name}, test rows")
+
+
+def _class_names(places: Array, names: list[str], label: str, name: str) -> list[str]:
+    """The name of each row's class; an error for a row without one."""
+    bad = ~((places >= 0) & (places < len(names)))  # NaN: the row holds nothing
+    if bad.any():
+        row = int(np.argmax(bad))
+        found = "no value" if places[row] != places[row] else f"{int(places[row])}, which is no class"
+        raise InputError(
+            f"{name}: row {row} has no label (column '{label}' holds {found}); leave such rows out, "
+            f"dataset.filter(lambda row: (row['{label}'] or 0) >= 0), or label them"
+        )
+    return [names[int(place)] for place in places]
+
+
+def _number_columns(dataset: Any, data: Data, name: str) -> tuple[str, ...]:
     """The columns of inputs, if they are numbers."""
-    taken = {data.label_column, data.user_column or "user"}
-    return data.feature_columns or tuple(name for name in dataset.column_names if name not in taken)
+    taken = (data.label_column, data.user_column or "user")
+    return data.feature_columns or other_columns(dataset.column_names, taken, name)
 
 
 def _stored_numbers(train: Any, test: Any, features: tuple[str, ...], data: Data, name: str) -> Source:
@@ -119,7 +180,7 @@ def _stored_numbers(train: Any, test: Any, features: tuple[str, ...], data: Data
 
     def column(dataset: Any, wanted: str, setting: str) -> Array:
         require_column(wanted, dataset.column_names, setting, name)
-        frame = _frame(dataset.select_columns([wanted]), replace(data, feature_columns=()))
+        frame = _frame(dataset.select_columns([wanted]), replace(data, feature_columns=()), name)
         return column_of(frame, wanted, setting, name)
 
     def numbers(dataset: Any) -> StoredRows:
@@ -130,12 +191,17 @@ def _stored_numbers(train: Any, test: Any, features: tuple[str, ...], data: Data
                 raise no_numbers(each, "texts" if "string" in kind else f"{kind} values", name)
         return StoredRows([HubNumbers(dataset.select_columns(list(features)), name, features)], as_input_type)
 
+    labels, names, answers = classes_of(
+        column(train, data.label_column, "data.label_column"),
+        None if test is None else column(test, data.label_column, "data.label_column"),
+    )
     found = from_arrays(
         numbers(train),
-        column(train, data.label_column, "data.label_column"),
+        labels,
         column(train, user, "data.user_column").astype(str) if user else None,
         None if test is None else numbers(test),
-        None if test is None else column(test, data.label_column, "data.label_column"),
+        answers,
+        names=names,
         scale=data.scale,
         name=name,
     )
@@ -144,21 +210,29 @@ def _stored_numbers(train: Any, test: Any, features: tuple[str, ...], data: Data
 
 def _pictures(train: Any, test: Any, column: str, data: Data, name: str) -> Source:
     others = replace(data, feature_columns=(), text_column="")
-    frames = [None if each is None else _frame(each.remove_columns([column]), others) for each in (train, test)]
     label, user = data.label_column, data.user_column or ("user" if "user" in train.column_names else "")
-    for wanted in (label, *([user] if user else [])):
-        if wanted not in train.column_names:
-            raise InputError(f"{name}: there is no column '{wanted}'; there are {', '.join(train.column_names)}")
+    for wanted, setting in ((label, "data.label_column"), (user, "data.user_column")):
+        if wanted:
+            require_column(wanted, train.column_names, setting, name)
+    frame = _frame(train.remove_columns([column]), others, name)
+    other = None if test is None else _test_frame(test.remove_columns([column]), others, name)
     names = getattr(train.features.get(label), "names", None)
-    size = data.size or _size_of(train, column)
-    assert frames[0] is not None
+    size = data.size or common_size(
+        (f"{name}: {what} {row}", _picture(each, row, column, name))
+        for what, each in (("picture", train), ("test picture", test))
+        for row in range(0 if each is None else len(each))
+    )
+    labels, known, answers = classes_of(
+        column_of(frame, label, "data.label_column", name),
+        None if other is None else column_of(other, label, "data.label_column", f"{name}, test rows"),
+    )
     source = from_arrays(
         _picture_rows(train, column, size, name),
-        frames[0][label].to_numpy(),
-        frames[0][user].astype(str).to_numpy() if user else None,
-        None if test is None else _picture_rows(test, column, size, name),
-        None if frames[1] is None else frames[1][label].to_numpy(),
-        names=tuple(names) if names else (),
+        labels,
+        column_of(frame, user, "data.user_column", name).astype(str) if user else None,
+        None if test is None else _picture_rows(test, column, size, f"{name}, test rows"),
+        answers,
+        names=tuple(names) if names else known,
         scale=data.scale,
         layout="channels_first",
         name=name,
@@ -166,9 +240,12 @@ def _pictures(train: Any, test: Any, column: str, data: Data, name: str) -> Sour
     return replace(source, form=InputForm("picture", (column,)))
 
 
-def _size_of(dataset: Any, column: str) -> tuple[int, ...]:
-    first = dataset[0][column]
-    return (1 if is_grey(first) else 3, first.height, first.width)
+def _picture(dataset: Any, row: int, column: str, name: str) -> Any:
+    """A picture of Pillow's; an error for a row without one."""
+    found = dataset[row][column]
+    if found is None:
+        raise InputError(f"{name}: row {row} has no picture (column '{column}'); leave such rows out")
+    return found
 
 
 def _picture_rows(dataset: Any, column: str, size: tuple[int, ...], name: str) -> Array | StoredRows:
@@ -203,7 +280,7 @@ class HubPictures(_HubRows):
         """These pictures, as bytes of (rows, channels, height, width)."""
         out = np.empty((len(rows), *self.size), np.uint8)
         for place, row in enumerate(rows.tolist()):
-            image = self.dataset[row][self.column]
+            image = _picture(self.dataset, row, self.column, self.name)
             out[place] = picture_bytes(image, self.size, f"{self.name}: picture {row}")
         return out
 

@@ -105,6 +105,11 @@ class Data:
     """For these: the column of texts; empty: inputs are numbers."""
     feature_columns: tuple[str, ...] = ()
     """For these: the columns of inputs; empty: all others. Of Hugging Face's, it may be one column of pictures."""
+    subset: str = ""
+    """For a data set on Hugging Face's hub: which of its configurations, such as "sst2" of GLUE."""
+    test_split: str = ""
+    """For Hugging Face's data sets: the split that holds the test rows; empty: "test", or "validation" if there is none
+    or its rows have no labels."""
     window: int = 0
     """Cut npz recordings of different lengths (x of (samples, channels) end to end, off) into windows of this length;
     each is a row of (channels, length)."""

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from potluck.core import Batch, Column, Examples, InputError, Prepare
 from potluck.data.settings import Layout
-from potluck.data.stored import Rows, StoredColumn, StoredRows, sample_rows
+from potluck.data.stored import MappedRows, Rows, StoredColumn, StoredRows, sample_rows
 
 Array = NDArray[Any]
 
@@ -148,8 +148,9 @@ def from_arrays(
     floats to regress on.
 
     `user` gives the user of each row, in any values that can be sorted; an empty name means no user. Arrays are shared
-    if their type allows it, not copied. `size` is as in `Data.size`; `scale` is an `InputScaling`, or "auto" or
-    "standard" as in `Data.scale`; `layout` is as in `Data.layout`.
+    if their type allows it and they can be written to, not copied. A memory map, ``numpy.load(path, mmap_mode="r")``,
+    stays in its file, and rows are read when a batch needs them. `size` is as in `Data.size`; `scale` is an
+    `InputScaling`, or "auto" or "standard" as in `Data.scale`; `layout` is as in `Data.layout`.
     """
     if (x_test is None) != (y_test is None):
         raise InputError(f"{name}: x_test and y_test go together; give both or neither")
@@ -229,11 +230,17 @@ def _inputs(values: ArrayLike | StoredRows, what: str, size: tuple[int, ...], la
     if isinstance(values, StoredRows):
         refuse_channels_last(values.shape, what, layout)
         return values
+    if isinstance(values, np.memmap) and values.ndim > 1 and len(values):
+
+        def edit(rows: Array, file: str, numbers: Rows) -> Array:
+            return input_rows(channels_first(rows, what, layout), what, size, numbers)
+
+        return StoredRows([MappedRows(values)], edit)
     return input_rows(channels_first(_array(values, what), what, layout), what, size)
 
 
-CHANNELS = (1, 3, 4)
-"""How many channels pictures have: grey, red-green-blue, and these with transparency."""
+CHANNELS = 5
+"""The most channels that pictures have: grey, colours, transparency, infrared."""
 
 
 def channels_first(values: Array, what: str, layout: Layout) -> Array:
@@ -246,7 +253,10 @@ def channels_first(values: Array, what: str, layout: Layout) -> Array:
 
 def refuse_channels_last(shape: tuple[int, ...], what: str, layout: Layout) -> None:
     """Refuses what looks like pictures with their channels last, unless the settings say that it is not."""
-    if layout == "auto" and len(shape) == 4 and shape[3] in CHANNELS and min(shape[1:3]) > max(CHANNELS):
+    if layout != "auto" or len(shape) != 4:
+        return
+    _, first, second, last = shape
+    if last <= CHANNELS and last < min(first, second) and not first < CHANNELS < second:
         raise InputError(
             f"{what} has the shape {tuple(shape)}, like pictures with their channels last; set data.layout (in Python: "
             'layout=) to "channels_last", or to "channels_first" if the second number is the channels'
@@ -294,7 +304,9 @@ def _labels(values: ArrayLike, what: str) -> Array:
         raise InputError(f"{what} holds {found.dtype}; give whole numbers from 0, or floats to regress on")
     low, high = int(found.min()), int(found.max())
     if high >= CLASSES or (low < 0 and not (found.ndim > 1 and low == IGNORED)):
-        raise InputError(f"{what}: label {high if high >= CLASSES else low} is out of range; number the classes from 0")
+        bad = high if high >= CLASSES else low
+        row = int(np.argmax((found == bad).reshape(len(found), -1).any(axis=1)))
+        raise InputError(f"{what}: label {bad} is out of range, first in row {row}; number the classes from 0")
     return found.astype(np.int64, copy=False)
 
 

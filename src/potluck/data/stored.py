@@ -80,6 +80,25 @@ class NpyFile:
             done += count
 
 
+@dataclass(frozen=True)
+class MappedRows:
+    """Rows of an array that a user mapped into memory."""
+
+    array: Array
+
+    @property
+    def path(self) -> Path:
+        """What an error names."""
+        return Path(str(getattr(self.array, "filename", None) or "a memory map"))
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def read(self, rows: Rows) -> Array:
+        """These rows, copied out of the map."""
+        return np.asarray(self.array[rows])
+
+
 class RowFile(Protocol):
     """A file, or several, of which rows are read when they are asked for."""
 

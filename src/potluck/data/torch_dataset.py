@@ -59,7 +59,7 @@ def _read(dataset: Any, name: str, layout: Layout) -> tuple[Array | StoredRows, 
             held.append(item.x)
         labels.append(item.y)
         users.append(item.user)
-    whose = None if any(user is None for user in users) else np.asarray(users)
+    whose = _users(users, name)
     if total <= stored.IN_MEMORY:
         return channels_first(np.stack(held), f"{name}: x", layout), np.asarray(labels), whose
     asked = DatasetRows(dataset, count, name)
@@ -70,6 +70,16 @@ def _read(dataset: Any, name: str, layout: Layout) -> tuple[Array | StoredRows, 
     return StoredRows([asked], edit), np.asarray(labels), whose
 
 
+def _users(users: list[Any], name: str) -> Array | None:
+    """The users, if items say them; either all do or none."""
+    nobody = [index for index, user in enumerate(users) if user is None]
+    if len(nobody) == len(users):
+        return None
+    if nobody:
+        raise InputError(f"{name}: item {nobody[0]} has no user, and others have one; give it one, or leave it out")
+    return np.asarray(users)
+
+
 def _length(dataset: Any, name: str) -> int:
     iterable = isinstance(dataset, torch.utils.data.IterableDataset)
     if iterable or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
@@ -77,7 +87,13 @@ def _length(dataset: Any, name: str) -> int:
             f"{name} has no length: rows are drawn by number, so give a Dataset with __len__ and __getitem__, or read "
             "it into arrays (from_arrays)"
         )
-    count = len(dataset)
+    try:
+        count = len(dataset)
+    except Exception as fault:  # a user's code may raise anything
+        reason = one_line(str(fault) or type(fault).__name__, 120)
+        raise InputError(
+            f"{name}: its __len__ fails ({type(fault).__name__}: {reason}); give a Dataset with a length"
+        ) from fault
     if count < 1:
         raise InputError(f"{name} holds no rows; give at least one")
     return count

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from potluck.data import Source
     from potluck.run import Experiment
 
-ARRAYS = ("x", "y", "user", "x_test", "y_test", "names", "size", "scale", "name")
+ARRAYS = ("x", "y", "user", "x_test", "y_test", "names", "size", "scale", "layout", "name")
 """What a mapping of arrays may hold, as in `potluck.data.from_arrays`."""
 
 
@@ -43,6 +43,7 @@ def known_objects(**objects: Any) -> dict[str, Any]:
 def gather(experiment: Any, *, data: Any, model: Any, method: Any, changes: Mapping[str, Any] | None) -> Given:
     """The experiment of a call, with all that was handed over in it; `changes` come last."""
     from potluck.run import config
+    from potluck.run.session import with_own_data
 
     found = read_settings(experiment)
     told: dict[str, Any] = {}
@@ -56,7 +57,10 @@ def gather(experiment: Any, *, data: Any, model: Any, method: Any, changes: Mapp
         found = config.experiment({**found.plain(), **told}, "settings")
     if changes:
         found = config.apply_changes(found, changes, "set")
-    return Given(found, source_of(data), with_local(object_, found))
+    source = source_of(data)
+    if source is not None:
+        found = with_own_data(found, source)
+    return Given(found, source, with_local(object_, found))
 
 
 def read_settings(experiment: Any) -> Experiment:
@@ -76,14 +80,23 @@ def read_settings(experiment: Any) -> Experiment:
 
 
 def source_of(data: Any) -> Source | None:
-    """Data of one's own: a Source, ``(x, y)`` or ``(x, y, user)``, a mapping with x, y and more, a torch Dataset."""
+    """Data of one's own: a Source, ``(x, y)`` or ``(x, y, user)``, a mapping with x, y and more, a torch Dataset, a
+    pandas frame, a data set of Hugging Face."""
     from torch.utils.data import Dataset
 
     from potluck.core import InputError
-    from potluck.data import Source, from_arrays, from_dataset
+    from potluck.data import Source, from_arrays, from_dataset, from_frame, from_hub
 
     if data is None or isinstance(data, Source):
         return data
+    library = type(data).__module__.partition(".")[0]
+    if library == "pandas" and hasattr(data, "columns"):
+        _need_label(list(data.columns), "from_frame")
+        return from_frame(data)
+    if library == "datasets":
+        train = data.get("train") if isinstance(data, Mapping) else data
+        _need_label(list(getattr(train, "column_names", None) or ["label"]), "from_hub")
+        return from_hub(data)
     if isinstance(data, Mapping):
         if odd := [str(name) for name in data if name not in ARRAYS]:
             raise InputError(f"data has no array '{odd[0]}'; there are {', '.join(ARRAYS)}.")
@@ -95,10 +108,21 @@ def source_of(data: Any) -> Source | None:
     if isinstance(data, Dataset):
         return from_dataset(data)
     raise InputError(
-        "data is (x, y), (x, y, user), a mapping with x, y and more, a torch Dataset or a Source; this is a "
-        f"{type(data).__name__}. "
+        "data is (x, y), (x, y, user), a mapping with x, y and more, a torch Dataset, a pandas frame, a data set of "
+        f"Hugging Face or a Source; this is a {type(data).__name__}. "
         "A data set by name stands in the settings: set={'data.name': 'digits'}."
     )
+
+
+def _need_label(columns: list[Any], function: str) -> None:
+    """Refuses a table whose columns have to be named."""
+    from potluck.core import InputError
+
+    if "label" not in columns:
+        raise InputError(
+            f"data has no column 'label'; it has {', '.join(map(str, columns[:8]))}. Name the column to predict: "
+            f"data=pl.{function}(data, label=...)."
+        )
 
 
 def model_table(model: Any) -> dict[str, Any]:

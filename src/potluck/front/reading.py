@@ -131,18 +131,24 @@ def export(
     *,
     client: str | None = None,
     server: bool = False,
+    format: str = "safetensors",
+    train: bool = False,
     data: Any = None,
     method: Any = None,
 ) -> Path:
-    """Writes a trained model as safetensors, which `pl.load` reads; returns its folder.
+    """Writes a trained model into a folder that runs without Potluck; returns the folder.
 
         >>> pl.export("runs/digits-fedavg-s0", "phone_model", tier="phone")
         >>> net = pl.load("phone_model")
+        >>> pl.export("runs/digits-fedavg-s0", "phone_onnx", tier="phone", format="onnx")
+        >>> pl.predict("phone_onnx", x)
 
     - run: the run folder, or what `pl.run` returned.
     - to: the folder to write.
     - tier: whose model; by default the largest tier's.
     - client: the client whose model to write, if models live on clients; `server`: the server's own.
+    - format: "safetensors", which `pl.load` reads; "pt2", "onnx" or "executorch".
+    - train: with "executorch", write a graph for training on devices, too.
     - data, method: only if an error asks for them.
     """
     from potluck.run.exporting import export as write
@@ -151,7 +157,8 @@ def export(
     kept = getattr(run, "given", {})
     source = kept.get("source") if data is None else source_of(data)
     again = kept.get("method") if method is None else method_table(method, {})[1]
-    write(path, to, tier, client, server, **known_objects(source=source, method=again))
+    objects = known_objects(source=source, method=again)
+    write(path, to, tier, client, server, format=format, train=train, **objects)
     return Path(to)
 
 

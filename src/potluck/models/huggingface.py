@@ -45,8 +45,12 @@ class TextScores(ImageScores):
         super().__init__(net)
         self.pad = pad
         self.causal = any(getattr(module, "is_causal", False) for module in net.modules())
+        self.plain_mask = not self.causal and not _takes_mask_of_pairs(net)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.plain_mask:
+            found: Tensor = self.net(x, attention_mask=(x != self.pad).long()).logits
+            return found
         here = torch.arange(x.shape[1], device=x.device)
         allowed = (x != self.pad)[:, None, None]
         if self.causal:
@@ -54,6 +58,23 @@ class TextScores(ImageScores):
         # Every position attends to itself, so that none is without any.
         scores: Tensor = self.net(x, attention_mask=allowed | (here == here[:, None])).logits
         return scores
+
+
+def _takes_mask_of_pairs(net: nn.Module) -> bool:
+    """Whether the network takes a mask of [row, head, from, to]. Some, such as DeBERTa, take one of [row, to] only."""
+    if any(parameter.is_meta for parameter in net.parameters()):
+        return True
+    tokens, mask = torch.zeros(2, 3, dtype=torch.long), torch.ones(2, 1, 3, 3, dtype=torch.bool)
+    modes = {module: module.training for module in net.modules()}
+    try:
+        with torch.no_grad():
+            net.eval()(tokens, attention_mask=mask)
+    except (RuntimeError, ValueError, IndexError):
+        return False
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    return True
 
 
 def text_classifier(

@@ -148,7 +148,9 @@ def _step_count(net: nn.Module, batch: Tensor) -> tuple[int, int]:
     with FlopCounterMode(display=False) as counter:
         with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
             loss = net(batch).sum()
-        torch.autograd.grad(loss, [each for each in net.parameters() if each.requires_grad], allow_unused=True)
+        if loss.requires_grad:
+            # Not autograd.grad: it fails on a parameter that a layer gets as its input, under this counter's hooks.
+            loss.backward()
     storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in saved}
     for tensor in (*net.parameters(), *net.buffers()):
         storages.pop(tensor.untyped_storage()._cdata, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -295,14 +295,28 @@ def learning_problem(source: Source, zoo: Zoo, experiment: Experiment) -> Proble
     goal = _goal(source, experiment.data.metric)
     if odd := set(experiment.run.stop_at) - {goal.metric}:
         raise SettingsError(f"run.stop_at names {min(odd)}, but this data is scored by {goal.metric}; use that.")
-    if not source.tokens and not isinstance(goal, NextToken):
-        return goal
+    specs = {zoo.full, *(tier.spec for tier in zoo.tiers)}
     row = source.train[slice(0, 1)]
+    if not source.tokens and not isinstance(goal, NextToken):
+        _refuse_whole_numbers(source, row["x"], specs, zoo)
+        return goal
     wanted = (*row["y"].shape, source.classes or 1)
-    for spec in {zoo.full, *(tier.spec for tier in zoo.tiers)}:
+    for spec in specs:
         if _output_shape(spec, row["x"], zoo) != wanted:
             raise SettingsError(_misfit_text(source, spec, len(wanted)))
     return goal
+
+
+def _refuse_whole_numbers(source: Source, x: torch.Tensor, specs: Collection[Spec], zoo: Zoo) -> None:
+    """Refuses inputs of whole numbers, which are token ids, for a network that cannot read them."""
+    if x.is_floating_point():
+        return
+    for spec in specs:
+        if not _output_shape(spec, x, zoo):
+            raise SettingsError(
+                f"data '{source.name}' has inputs of whole numbers, which are token ids, and the model '{spec.family}' "
+                'cannot read them. Give floats, x.astype("float32"), or pixels as bytes (uint8).'
+            )
 
 
 def _misfit_text(source: Source, spec: Spec, dims: int) -> str:

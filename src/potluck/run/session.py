@@ -77,7 +77,7 @@ def run(
     if not isinstance(experiment, Experiment):
         experiment = config.experiment(experiment)
     if source is not None:
-        experiment = with_own_data(experiment)
+        experiment = with_own_data(experiment, source)
     setup = assemble(experiment, source, method)
     for text in advice(setup) if advise else ():
         whole(watch).warn(text)
@@ -92,9 +92,11 @@ def run(
     return run_in_folder(setup, folder, watch)
 
 
-def with_own_data(experiment: Experiment) -> Experiment:
-    """The experiment with data that is handed over in Python."""
-    return dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, name=OWN, path="", test_path=""))
+def with_own_data(experiment: Experiment, source: Source | None = None) -> Experiment:
+    """The experiment with data that is handed over in Python; without a name of its own, it has that of the data."""
+    data = dataclasses.replace(experiment.data, name=OWN, path="", test_path="")
+    name = experiment.name if source is None else experiment.name_for(Path(source.name).name)
+    return dataclasses.replace(experiment, name=name, data=data)
 
 
 def resume(

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from potluck.core import Local, SettingsError, nearest_name, to_plain
-from potluck.data import Data
+from potluck.data import OWN, Data
 from potluck.engines import Gate
 from potluck.fleet import Fleet
 from potluck.learn import Precision
@@ -368,7 +368,8 @@ class Experiment:
     """All settings of one experiment."""
 
     name: str = "digits"
-    """What run folders and reports are called; in a file, by default the file's name."""
+    """What run folders and reports are called; in a file, by default the file's name. Only runs on the data set digits
+    have this name: others have that of their data."""
     variant: str = ""
     """The name of the variant in a comparison, which sets it; else empty."""
     seed: int = 0
@@ -398,6 +399,8 @@ class Experiment:
     track: Track = Track()
 
     def __post_init__(self) -> None:
+        if self.data.name != OWN:
+            object.__setattr__(self, "name", self.name_for(self.data.name))
         for name, low in (("seed", 0), ("rounds", 0), ("cohort", 1)):
             if getattr(self, name) < low:
                 raise ValueError(f"{name} = {getattr(self, name)} is below {low}")
@@ -405,6 +408,10 @@ class Experiment:
             raise ValueError("there is no [[tier]]; leave the list out for one tier of equal devices")
         if all(tier.absent for tier in self.tier):
             raise ValueError("every [[tier]] is absent; leave absent = true out of one of them")
+
+    def name_for(self, data: str) -> str:
+        """The experiment's name if it runs on this data: nothing is called digits that is not."""
+        return data if self.name == Experiment.name else self.name
 
     def plain(self) -> dict[str, Any]:
         """Every setting as plain values."""

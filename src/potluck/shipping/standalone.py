@@ -299,7 +299,13 @@ class Reader:
         channels, *sides = self.input["shape"]
         try:
             with Image.open(path) as image:
-                pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
+                deep = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG")
+                if image.mode in ("I", "F") and not deep:
+                    raise ModelError(f"{path}: a picture of mode {image.mode}; save it with 8 or 16 bits.")
+                if deep:  # the upper eight of 16 bits
+                    pixels = (np.asarray(image).astype(np.int64) >> 8).astype(np.uint8)
+                else:
+                    pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
         except (OSError, ValueError, SyntaxError, EOFError):
             raise ModelError(f"{path}: not a picture that can be read.") from None
         planes = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)

@@ -1,5 +1,7 @@
 """Factories as users write them: networks that cannot be cut, and networks with attention."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -97,8 +99,26 @@ class OwnAttention(nn.Module):
         else:
             found = self.qkv(x).chunk(3, -1) if self.packed else (self.q(x), self.k(x), self.v(x))
             q, k, v = (each.view(rows, length, self.heads, -1).transpose(1, 2) for each in found)
-        mixed = (q @ k.mT * 0.5).softmax(-1) @ v if self.by_hand else F.scaled_dot_product_attention(q, k, v)
+        mixed = self.attend(q, k, v)
         return self.out(mixed.transpose(1, 2).reshape(rows, length, -1))
+
+    def attend(self, q, k, v):
+        """By hand, scores are scaled by a constant, or by the root of a head's width: before their product or after."""
+        if not self.by_hand:
+            return F.scaled_dot_product_attention(q, k, v)
+        if self.by_hand == "counted":
+            return (q @ k.mT * 0.5).softmax(-1) @ v / v.shape[-1]  # no scale of scores, but a count of units
+        if self.by_hand == "einsum":
+            q = (q * q.shape[-1] ** -0.5).contiguous()
+            return F.softmax(torch.einsum("bhid,bhjd->bhij", q, k), dim=-1) @ v
+        if self.by_hand == "masked":
+            scores = torch.matmul(q, k.transpose(-2, -1))
+            scores /= math.sqrt(q.shape[-1])
+            hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+            return torch.softmax(scores.masked_fill(hidden, -1e9), dim=-1) @ v
+        if self.by_hand == "root":
+            return (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1) @ v
+        return (q @ k.mT * 0.5).softmax(-1) @ v
 
 
 class OwnViT(nn.Module):

@@ -12,6 +12,8 @@ from torch import nn
 
 from potluck.core import Axis, Newborn, SettingsError, stream
 from potluck.models import ModelZoo, make_spec, register
+from potluck.models.specs import uncut
+from potluck.models.trace import trace
 from potluck.run import assemble, experiment, run
 
 register("any-recurrent", recurrent)
@@ -58,6 +60,43 @@ def settings(model, tier=TWO, **method):
 )
 def test_where_nothing_is_cut_any_network_takes_part(model, method, tmp_path):
     assert run(settings(model, **method), tmp_path / "run").rounds == 2
+
+
+class Passing(nn.Module):
+    """A parameter goes straight into a layer; the size of another layer is not told."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.place = nn.Parameter(torch.randn(1, 8, 8))
+        self.drop, self.norm = nn.Dropout(0.1), nn.LayerNorm(8)
+        self.read = nn.utils.parametrizations.weight_norm(nn.Linear(8, 6))
+        self.wide = nn.LazyLinear(5)
+        self.head = nn.Linear(5, classes)
+
+    def forward(self, x):
+        x = x.flatten(1, 2) + self.drop(self.place) + self.norm(self.place)
+        return self.head(torch.relu(self.wide(self.read(x).flatten(1))))
+
+
+register("any-passing", lambda classes: Passing(classes))
+
+
+def test_parameters_as_inputs_of_layers_and_lazy_layers_are_fine_where_nothing_is_cut(tmp_path):
+    assert run(settings("any-passing", name="fedavg"), tmp_path / "run").rounds == 2
+    zoo = ModelZoo(make_spec("any-passing", **SHAPE))
+    spec = zoo.full
+    assert zoo.shapes(spec)["wide.weight"][0] == (5, 48)
+    read, wide, head = 8 * 8 * 6, 48 * 5, 5 * 10  # multiplications of one row
+    # Forward, and backward for weights and for inputs; the first layer reads parameters too, so its inputs count.
+    assert zoo.cost(spec, 1).flops == 2 * 3 * (read + wide + head)
+
+
+def test_lazy_layers_that_no_example_reaches_are_refused():
+    register("any-lazy", lambda classes: nn.Sequential(nn.LazyLinear(5), nn.Linear(4, classes)))
+    with pytest.raises(SettingsError, match="any-lazy has lazy layers, and cannot run: "):
+        make_spec("any-lazy", **SHAPE)
+    with pytest.raises(SettingsError, match=r"'0' \(LazyLinear\) has no size yet"):
+        trace(nn.Sequential(nn.LazyLinear(5)), torch.zeros(2, 3))
 
 
 @pytest.mark.slow
@@ -260,6 +299,41 @@ def test_the_example_of_the_documentation_is_cut(tmp_path):
     exec(code, {"__name__": "networks"})
     assert make_spec("reader", **SHAPE).sizes == {"hidden": 16}
     assert run(settings("reader", HALVES, name="heterofl"), tmp_path / "run").rounds == 2
+    assert run(settings("reader", name="moss"), tmp_path / "moss").rounds == 2
+
+
+class Rotary(nn.Module):
+    """Attention over tokens, not to padding; the angles of units follow from the width of a head."""
+
+    def __init__(self, vocab, classes):
+        super().__init__()
+        self.heads, self.embed = 2, nn.Embedding(vocab, 16)
+        self.q, self.k, self.v = (nn.Linear(16, 16) for _ in range(3))
+        self.head = nn.Linear(16, classes)
+
+    def forward(self, x):
+        seen, (rows, length) = self.embed(x), x.shape
+        q, k, v = (each(seen).view(rows, length, self.heads, -1).transpose(1, 2) for each in (self.q, self.k, self.v))
+        allowed = (x != 0)[:, None, None] | torch.eye(length, dtype=torch.bool, device=x.device)
+        mixed = nn.functional.scaled_dot_product_attention(self.turn(q), self.turn(k), v, allowed)
+        return self.head(mixed.transpose(1, 2).flatten(2).mean(1))
+
+    def turn(self, x):
+        half = x.shape[-1] // 2
+        place = torch.arange(x.shape[-2], device=x.device)[:, None]
+        angle = place * (1 + torch.arange(x.shape[-1], device=x.device) % max(half, 1)) / x.shape[-1]
+        return x * angle.cos() + torch.cat([-x[..., half:], x[..., :half]], -1) * angle.sin()
+
+
+def test_the_example_of_tokens_is_no_padding_so_that_attention_is_compared():
+    def make(input, classes, vocab=30):
+        return Rotary(vocab, classes)
+
+    make.tokens = True
+    register("any-rotary", make)
+    spec = make_spec("any-rotary", input=6, classes=3)
+    assert "does not compute what the full one computes" in uncut(spec)
+    assert not uncut(make_spec("any-rotary", input=6, classes=3, cut_heads="whole"))
 
 
 def test_dropout_within_attention_has_the_seed_of_the_run(tmp_path):

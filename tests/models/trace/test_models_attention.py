@@ -24,6 +24,9 @@ NETWORKS = {
     "packed": lambda: OwnViT(1, 10, packed="chunks"),
     "timm": lambda: OwnViT(1, 10, packed="timm"),
     "by-hand": lambda: OwnViT(1, 10, by_hand=True),
+    "by-hand-root": lambda: OwnViT(1, 10, by_hand="root"),
+    "by-hand-masked": lambda: OwnViT(1, 10, by_hand="masked"),
+    "by-hand-einsum": lambda: OwnViT(1, 10, packed="timm", by_hand="einsum"),
     "timm-by-hand": lambda: OwnViT(1, 10, packed="timm", by_hand=True),
 }
 
@@ -43,6 +46,12 @@ def test_labels_find_the_same_axes_as_the_graph_where_nothing_attends(kind):
     axes, layers, heads = attention_axes(net, (example,), "width")
     assert (axes, layers) == channel_axes(net, (example,))
     assert heads == {}
+
+
+def test_only_the_scale_of_a_softmax_is_forgiven_and_the_remedy_is_told():
+    with pytest.raises(SettingsError, match=r"does not compute what the full one.*cut_heads = .whole. under \[model\]"):
+        trace(OwnViT(1, 10, by_hand="counted"), MAPS)
+    trace(OwnViT(1, 10, by_hand="counted"), MAPS, "whole")
 
 
 class SharedKeys(nn.Module):

@@ -3,8 +3,9 @@
 In a convolutional network a tap is the last output at each spatial resolution. A convolution and the norm, activation
 and pooling that follow it count as one; so do all convolutions at one resolution. A 1x1 convolution sees no neighbours:
 by itself (for example the last expansion before global average pooling) it makes no tap. In a network of dense layers
-the taps are the hidden activations. In a network that embeds tokens they are the blocks of its body. Functions that are
-not modules, such as ``torch.relu``, cannot be tapped: the tap is the module before them.
+the taps are the hidden activations, and the outputs of recurrent layers, one for each step. In a network that embeds
+tokens they are the blocks of its body. Functions that are not modules, such as ``torch.relu``, cannot be tapped: the
+tap is the module before them.
 """
 
 from __future__ import annotations
@@ -57,8 +58,10 @@ class TappedNetwork:
         """Logits and feature maps, with these weights or its own. By default batch norm statistics do not change."""
         outputs: dict[str, Tensor] = {}
 
-        def keep(name: str, module: nn.Module, inputs: object, output: Tensor) -> None:
-            outputs[name] = output
+        def keep(name: str, module: nn.Module, inputs: object, output: object) -> None:
+            found = features_of(module, output)
+            assert found is not None
+            outputs[name] = found
 
         buffers = {} if update_statistics else self._scratch_buffers()
         with forward_hooks(self.net, {name: partial(keep, name) for name in self.names}):
@@ -74,6 +77,14 @@ class TappedNetwork:
                 names = [name for name, buffer in own.items() if buffer.dtype is dtype]
                 torch._foreach_copy_([self._scratch[name] for name in names], [own[name] for name in names])
         return self._scratch
+
+
+def features_of(module: nn.Module, output: object) -> Tensor | None:
+    """The features in a module's output, batch first; of a recurrent layer those of every step. None: no tensor."""
+    if isinstance(module, nn.RNNBase) and isinstance(output, tuple) and isinstance(output[0], Tensor):
+        steps = output[0]
+        return steps if module.batch_first or steps.dim() < 3 else steps.transpose(0, 1)
+    return output if isinstance(output, Tensor) else None
 
 
 def as_map(features: Tensor) -> Tensor:
@@ -116,7 +127,8 @@ def tap_names(net: nn.Module, example: Tensor) -> tuple[str, ...]:
             unused = [end for end in _with_followers(call, calls) if end.map_size not in ends]
             ends |= {end.map_size: end for end in unused[-1:]}
         return tuple(end.path for end in sorted(ends.values(), key=lambda call: call.end))
-    dense = {call: call.start for call in calls if isinstance(call.module, nn.Linear) and len(call.shape) in DENSE_DIMS}
+    layers = [call for call in calls if isinstance(call.module, nn.Linear | nn.RNNBase)]
+    dense = {call: call.start for call in layers if len(call.shape) in DENSE_DIMS}
     classifier = max(dense.values(), default=0)
     modules = _outermost_modules(calls, dense, DENSE_DIMS)
     return tuple(_with_followers(call, calls)[-1].path for call, start in modules if start != classifier)
@@ -156,7 +168,8 @@ def _module_calls(net: nn.Module, example: Tensor) -> list[ModuleCall]:
 
     def end(path: str, module: nn.Module, inputs: object, output: object) -> None:
         call = next(call for call in reversed(calls) if call.path == path and call.end < 0)
-        call.end, call.shape = next(clock), tuple(output.shape) if isinstance(output, Tensor) else ()
+        found = features_of(module, output)
+        call.end, call.shape = next(clock), () if found is None else tuple(found.shape)
 
     paths = [path for path, _ in net.named_modules()]
     modes = {module: module.training for module in net.modules()}
@@ -194,7 +207,7 @@ def _with_followers(first: ModuleCall, calls: Sequence[ModuleCall]) -> list[Modu
     for call in sorted((call for call in calls if call.start > first.end), key=lambda call: call.start):
         leaf = next(call.module.children(), None) is None and sum(other.path == call.path for other in calls) == 1
         global_pooling = math.prod(call.map_size) == 1 < math.prod(chain[-1].map_size)
-        if not leaf or call.parent != first.parent or isinstance(call.module, _ConvNd | nn.Linear):
+        if not leaf or call.parent != first.parent or isinstance(call.module, _ConvNd | nn.Linear | nn.RNNBase):
             break
         if call.shape[:2] != first.shape[:2] or len(call.shape) != len(first.shape) or global_pooling:
             break

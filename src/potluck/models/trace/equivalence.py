@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from potluck.core import Arrays, Dimension, SettingsError
 from potluck.models.options import check_ratio, error_line, portion, refuse_unknown
+from potluck.models.trace.attention_scale import FIXED_SCALE, FixedScale
 from potluck.models.trace.channel_groups import free_parameters
 from potluck.models.trace.cut_attention import cut_attention
 from potluck.models.trace.dependency_graph import output_tensors
@@ -60,7 +60,7 @@ def compare_networks(
     example = tuple(_random_example(tensor, rng) for tensor in traced.example)
     zeroed = _zero_other_units(full, cut, {name for name, _ in traced.net.named_parameters()})
     expected = _record(_prepare(copy.deepcopy(traced.net), zeroed), example, label)
-    hint = _free_parameter_hint(traced)
+    hint = _free_parameter_hint(traced) + _heads_hint(traced)
     found = _record(_prepare(narrow_net, narrow), example, label, hint)
     if not _are_close(found.scores, expected.scores):
         raise SettingsError(
@@ -77,19 +77,6 @@ def _sizes(traced: TracedModule, width: float | Mapping[str, float]) -> dict[str
     else:
         ratios = dict.fromkeys(full, check_ratio("width", width))
     return {group: portion(size, ratios[group]) for group, size in full.items()}
-
-
-FIXED_SCALE = 0.5
-
-
-class FixedScale(TorchFunctionMode):
-    """Inside this context, the scores of attention are not divided by the root of a head's width: it may be cut."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if func is nn.functional.scaled_dot_product_attention:
-            kwargs["scale"] = FIXED_SCALE
-        return func(*args, **kwargs)
 
 
 class Activations:
@@ -212,3 +199,9 @@ def _are_close(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
 def _free_parameter_hint(traced: TracedModule) -> str:
     names = list(free_parameters(traced.net))
     return f"; or '{names[0]}', a parameter that forward uses by itself instead of through a layer" if names else ""
+
+
+def _heads_hint(traced: TracedModule) -> str:
+    if not any(each.cut == "width" for each in traced.heads.values()):
+        return ""
+    return '; if a head must keep its width, set cut_heads = "whole" under [model]'

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import is_lazy
 
 from potluck.core import EMPTY, Axis, Dimension, Dimensions, SettingsError
 from potluck.models.options import check_integer, error_line, refuse_unknown
@@ -187,6 +188,8 @@ def refuse_untraceable(net: nn.Module) -> None:
     refuse_shared(net)
     for path, module in net.named_modules():
         where = f"layer '{path}' ({type(module).__name__})" if path else type(module).__name__
+        if any(is_lazy(each) for each in module.parameters(recurse=False)):
+            raise SettingsError(f"{where} has no size yet: run the network once before it is traced.")
         if isinstance(module, UNTRACEABLE):
             raise SettingsError(f"{where} cannot be traced: its units are not channels of one layer. Declare its axes.")
         if isinstance(module, nn.MultiheadAttention) and (

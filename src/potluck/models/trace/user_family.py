@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
@@ -16,6 +17,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from potluck.core import (
     Axis,
@@ -203,7 +205,22 @@ class UserFamily(Family):
             raise SettingsError(f"{self.name} cannot make a network: {error_line(fault)}") from fault
         if not isinstance(net, nn.Module):
             raise SettingsError(f"{self.name} makes a {type(net).__name__}, not an nn.Module.")
+        if any(is_lazy(each) for each in (*net.parameters(), *net.buffers())):
+            self._fill_lazy_layers(net, options)
         return net
+
+    def _fill_lazy_layers(self, net: nn.Module, options: Options) -> None:
+        """Runs the network once, so that layers such as ``nn.LazyLinear`` get their size."""
+        shape: Any = options["input"]
+        example = torch.zeros(2, *shape, dtype=torch.long if self.tokens else torch.float)
+        modes = {module: module.training for module in net.modules()}
+        try:
+            with torch.no_grad():
+                net.eval()(example)
+        except Exception as fault:  # a user's code may raise anything
+            raise SettingsError(f"{self.name} has lazy layers, and cannot run: {error_line(fault)}") from fault
+        for module, mode in modes.items():
+            module.training = mode
 
     def _complete_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Every argument of the factory, with its default where it is not given."""
@@ -245,7 +262,7 @@ def _trace_module(family: UserFamily, options: FrozenDict[Any]) -> TracedModule:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         shape = (2, *options["input"])
-        example = torch.zeros(shape, dtype=torch.long) if family.tokens else torch.randn(shape)
+        example = _tokens(shape, options) if family.tokens else torch.randn(shape)
     try:
         refuse_shared(net)
         if hidden_tensors(net):
@@ -257,6 +274,15 @@ def _trace_module(family: UserFamily, options: FrozenDict[Any]) -> TracedModule:
         raise SettingsError(f"{family.name}: {fault}") from fault
     heads = options.get(CUT_HEADS, "width") if CUT_HEADS in family._read_here() else "width"
     return _trace_or_leave_whole(net, example, heads)
+
+
+def _tokens(shape: tuple[int, ...], options: Options) -> Tensor:
+    """Rows of token ids: different ones, so that attention counts, and no padding, if the vocabulary is known."""
+    vocab, pad = options.get("vocab"), options.get("pad", 0)
+    if not isinstance(vocab, int) or vocab < 3:
+        return torch.zeros(shape, dtype=torch.long)
+    known = torch.tensor([token for token in range(min(vocab, 100)) if token != pad])
+    return known[torch.arange(math.prod(shape)) % len(known)].view(shape)
 
 
 def _make_seeded(family: UserFamily, options: Options, seed: int) -> nn.Module:
