@@ -24,10 +24,10 @@ def told(parts):
     return read_head(parts, Limits())
 
 
-def experiment_of(secure=True, **changes):
+def experiment_of(secure=True, min_holders=3, **changes):
     """Six nodes, of which any five are enough to open all blocks."""
     nodes = {"shape": [1, 8, 8], "classes": 10, "floor": 5, "patience": 5, "wait_for": 6} | changes.pop("nodes", {})
-    on = {"secure": {"enabled": True}} if secure else {}
+    on = {"secure": {"enabled": True, "min_holders": min_holders}} if secure else {}
     method = {"name": "heterofl", "label_mask": False}
     return settings(**{"rounds": 1, "method": method, "tier": WIDTHS, "nodes": nodes, **on, **changes})
 
@@ -46,7 +46,8 @@ class Kits:
 
     def node(self, name, state="state"):
         """A node as it is just after its start."""
-        kit, options = self.kits[name], NodeOptions(self.files[name], None, TIERS[SITES.index(name)])
+        public = self.folder / "public.npz"  # only Moss asks for it
+        kit, options = self.kits[name], NodeOptions(self.files[name], public, TIERS[SITES.index(name)])
         return Node(kit.node_id, self.folder / state / name, options, Quiet(), identities=KitIdentities.of(kit))
 
     def nodes(self, state="state"):

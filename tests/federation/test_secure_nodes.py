@@ -66,6 +66,37 @@ def test_a_federation_with_secure_sums_has_the_weights_of_the_plain_one(kits, pl
     assert [verb for verb in verbs if verb != "score"] == [KEYS, SHARES, "train", AGREE, OPEN]
 
 
+DEPTHS = [{"name": "small", "depth": 1}, {"name": "large", "depth": 3}]
+OTHERS = {
+    "fedavg": {"method": {"name": "fedavg"}, "tier": [{"name": "small"}, {"name": "large"}]},
+    "layer by layer": {"method": {"name": "fedavg", "share": "layerwise"}, "tier": DEPTHS},
+    "fedrolex": {"method": {"name": "fedrolex", "label_mask": False}},
+    "fjord": {"method": {"name": "fjord", "widths": [0.5, 1.0]}},
+    "feddropout": {"method": {"name": "feddropout", "shared_per_round": True, "label_mask": False}},
+    "inclusivefl": {
+        "method": {"name": "inclusivefl", "weighting": "samples", "server": {"name": "replace"}},
+        "tier": DEPTHS,
+    },
+    "moss": {"method": {"name": "moss", "wire": {"epochs": 1}}, "tier": DEPTHS},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("phase", [None, KEYS, "train", OPEN])
+def test_every_method_has_the_weights_of_its_plain_federation_whoever_is_lost(kits, name, phase):
+    """The node that is lost is of the larger tier, of which four are there."""
+    where = {"nodes": {"public": str(kits.folder / "public.npz")}} if name == "moss" else {}
+    told = {**OTHERS[name], **where, "min_holders": 2}
+    out = f"{name} {phase or 'all'}"
+    run_secure(kits, experiment_of(**told), out, dies={"clinic-f": (phase, True)} if phase else None)
+    gone = {"clinic-f": ("train", False)} if phase in (KEYS, "train") else None
+    run_secure(kits, experiment_of(False, **told), f"plain {out}", dies=gone)
+    assert largest_difference(state_of(kits.folder / out), state_of(kits.folder / f"plain {out}")) < STEP
+    (line,) = events(kits.folder / out, "secure")[:1]
+    assert (line["opened"], line["closed"]) == (line["blocks"], [])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", [SHARES, "train", AGREE, OPEN])
 def test_a_node_that_dies_between_phases_costs_its_share_alone(kits, phase):

@@ -84,11 +84,6 @@ def secure_round(setup, index=0, lost=None, engine=None, state=None, quorum=0):
     session.quorum = quorum
     state = state or context.method.init(context.zoo, stream(context.seed, "init"))
     told = secure_fold._told
-
-    def recorded(*found):
-        seen.append(found)
-        return told(*found)
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             secure_fold, "_told", lambda total, decoded: seen.append((total, decoded)) or told(total, decoded)
