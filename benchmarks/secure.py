@@ -3,7 +3,7 @@
     python benchmarks/secure.py [--clients 30] [--repeats 3] [--networks lenet,resnet18]
 
 HeteroFL with three equal tiers (widths 1/4, 1/2, 1) on random pictures of 3x32x32, on `serial`, one thread. In the
-timing: training, all four phases on both sides, the sum. Bytes are those of all clients together.
+timing: training, all five phases on both sides, the sum. Bytes are those of all clients together.
 """
 
 from __future__ import annotations

@@ -333,6 +333,6 @@ class RoundSession:
 
 
 def uploads(task: Task) -> bool:
-    """Whether the reply to this task holds tensors that tell of a client's data. Of the four phases of a secure sum,
+    """Whether the reply to this task holds tensors that tell of a client's data. Of the phases of a secure sum,
     only the upload does."""
     return not is_protocol(task) and bool(task.expects.models or task.expects.arrays)
