@@ -489,6 +489,16 @@ def test_whole_numbers_are_classes_however_they_are_written():
         from_frame(pd.DataFrame({"x": x, "label": [0, 1, -1, 1]}))
 
 
+def test_whole_numbers_that_are_many_are_quantities():
+    prices = np.arange(1001) * 500 + 90_000
+    frame = pd.DataFrame({"x": np.linspace(0, 1, 1001), "label": prices})
+    with pytest.raises(InputError, match=r"1001 different whole numbers with gaps, from 90000 to 590000: too many"):
+        from_frame(frame)
+    assert from_frame(frame.astype({"label": float})).classes == 0
+    assert from_frame(frame.assign(label=np.arange(1001.0) % 100)).classes == 100
+    assert from_frame(frame.assign(label=np.arange(1001.0) % 101)).classes == 0
+
+
 @pytest.mark.filterwarnings("ignore:Cannot (locate|pickle)")
 def test_whole_numbers_with_a_gap_are_classes_of_a_large_data_set_too(monkeypatch):
     datasets = pytest.importorskip("datasets", reason="needs the package datasets")

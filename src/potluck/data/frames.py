@@ -24,6 +24,10 @@ UNNAMED = ("Unnamed: ", "__index_level_")
 
 MOST = 2**31
 """Labels from here on are no classes."""
+FLOAT_CLASSES = 100
+"""Floats without a fraction are classes if there are at most so many of them; prices and years are more."""
+NAMED_CLASSES = 1000
+"""Whole numbers with gaps are the names of at most so many classes."""
 
 ENDINGS = (".csv", ".tsv", ".parquet")
 
@@ -49,9 +53,9 @@ def from_frame(
 ) -> Source:
     """A source made of a pandas frame, by the names of its columns.
 
-    `label` is what to predict: names or whole numbers are classes, also 1.0 and 2.0; other numbers are to regress on.
-    Whole numbers that are not 0, 1, 2 and so on without a gap are the names of their classes. `user` says whose row it
-    is; by default the column "user", if there is one. Inputs are the columns `features`, by default all others; or a
+    `label` is what to predict: names or whole numbers are classes, also up to 100 different ones that are written 1.0
+    and 2.0; other numbers are to regress on. Whole numbers that are not 0, 1, 2 and so on without a gap are the names
+    of their classes. `user` says whose row it is; by default the column "user", if there is one. Inputs are the columns `features`, by default all others; or a
     column of texts, `text`, of which each row keeps `length` tokens. `test` holds test rows.
     """
     data = Data(
@@ -123,16 +127,22 @@ def classes_of(label: Array, test: Array | None) -> tuple[Array, tuple[str, ...]
     known = np.unique(np.concatenate(columns))
     if known[-1] == len(known) - 1:
         names: tuple[str, ...] = ()
+    elif len(known) > NAMED_CLASSES:
+        raise InputError(
+            f"the label has {len(known)} different whole numbers with gaps, from {known[0]} to {known[-1]}: too many to "
+            "be names of classes. To regress on them, write them as floats; else number the classes from 0"
+        )
     else:
         names, columns = tuple(map(str, known.tolist())), [np.searchsorted(known, each) for each in columns]
     return columns[0], names, None if test is None else columns[1]
 
 
 def _are_whole(column: Array) -> bool:
-    """Whether these are numbers from 0 without a fraction."""
+    """Whether these are numbers from 0 without a fraction, and few if they are written as floats."""
     if column.dtype.kind in "iu":
         return True
-    return column.dtype.kind == "f" and bool(((column >= 0) & (column < MOST) & (column == np.floor(column))).all())
+    whole = column.dtype.kind == "f" and bool(((column >= 0) & (column < MOST) & (column == np.floor(column))).all())
+    return whole and len(np.unique(column)) <= FLOAT_CLASSES
 
 
 def _texts(
