@@ -53,10 +53,11 @@ def from_frame(
 ) -> Source:
     """A source made of a pandas frame, by the names of its columns.
 
-    `label` is what to predict: names or whole numbers are classes, also up to 100 different ones that are written 1.0
-    and 2.0; other numbers are to regress on. Whole numbers that are not 0, 1, 2 and so on without a gap are the names
-    of their classes. `user` says whose row it is; by default the column "user", if there is one. Inputs are the columns `features`, by default all others; or a
-    column of texts, `text`, of which each row keeps `length` tokens. `test` holds test rows.
+    `label` is what to predict: names or whole numbers are classes, also up to 100 different ones that are written
+    1.0 and 2.0; other numbers are to regress on. Whole numbers that are not 0, 1, 2 and so on without a gap are the
+    names of their classes. `user` says whose row it is; by default the column "user", if there is one. Inputs are
+    the columns `features`, by default all others; or a column of texts, `text`, of which each row keeps `length`
+    tokens. `test` holds test rows.
     """
     data = Data(
         length=length,
@@ -129,8 +130,8 @@ def classes_of(label: Array, test: Array | None) -> tuple[Array, tuple[str, ...]
         names: tuple[str, ...] = ()
     elif len(known) > NAMED_CLASSES:
         raise InputError(
-            f"the label has {len(known)} different whole numbers with gaps, from {known[0]} to {known[-1]}: too many to "
-            "be names of classes. To regress on them, write them as floats; else number the classes from 0"
+            f"the label has {len(known)} different whole numbers with gaps, from {known[0]} to {known[-1]}: too many "
+            "to be names of classes. To regress on them, write them as floats; else number the classes from 0"
         )
     else:
         names, columns = tuple(map(str, known.tolist())), [np.searchsorted(known, each) for each in columns]
