@@ -18,7 +18,7 @@ from potluck.parts import WHOLE, OverlapMean, Part, Place
 from potluck.secure import crypto, shamir
 from potluck.secure.blocks import Dimension, PartLayout, RoundBlocks
 from potluck.secure.client import UnsafeRequest
-from potluck.secure.protocol import Plan, mask_secret, neighbours, pair_key, self_seed
+from potluck.secure.protocol import SumPlan, mask_secret, neighbours, pair_key, self_seed
 from potluck.secure.ring import Ring
 from potluck.secure.settings import Secure
 
@@ -274,6 +274,6 @@ def test_shared_secrets_are_forgotten_when_another_sum_begins_and_go_to_no_other
 
 def test_a_plan_of_many_clients_is_read_as_it_was_made():
     members = [f"c{number}" for number in range(40)]
-    plan = Plan.of("session", members, {1: members, 2: members[:35], 4: members[:10]})
-    read = Plan.read({"session": "session", **plan.plain()})
+    plan = SumPlan.of("session", members, {1: members, 2: members[:35], 4: members[:10]})
+    read = SumPlan.read({"session": "session", **plan.plain()})
     assert (read.hash, read.near, read.peers) == (plan.hash, plan.near, plan.peers)

@@ -18,7 +18,7 @@ from potluck.federation.authority import Certificate, Unusable
 from potluck.federation.kits import Kit
 from potluck.secure.client import SecureClient, request_of
 from potluck.secure.crypto import KEY, Forged
-from potluck.secure.protocol import Identities, Plan, UnsafeRequest, Uploads
+from potluck.secure.protocol import Identities, SumPlan, UnsafeRequest, Uploads
 from potluck.secure.settings import Secure, canonical
 
 LENGTH = 2
@@ -146,7 +146,7 @@ class NodeSecureClient(SecureClient):
         return super().open(client, request)
 
     def _uploads(self, request: Mapping[str, Any]) -> str:
-        return Uploads.read(request, Plan.read(request), self.settings.min_holders).hash
+        return Uploads.read(request, SumPlan.read(request), self.settings.min_holders).hash
 
     def _refuse_other_uploads(self, client: str, request: Mapping[str, Any]) -> None:
         """Refuses to open what this node was told otherwise of when it uploaded."""

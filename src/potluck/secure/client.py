@@ -25,7 +25,7 @@ from potluck.secure.protocol import (
     Announced,
     Fates,
     Identities,
-    Plan,
+    SumPlan,
     UnsafeRequest,
     Uploads,
     about_uploads,
@@ -173,9 +173,9 @@ class SecureClient:
         signature = crypto.sign(own.sign, signed_text(canonical(request), client, told))
         return Reply(arrays={"opened": _tensor(told), "signature": _tensor(signature)})
 
-    def _read(self, client: str, request: Mapping[str, Any]) -> tuple[Plan, dict[str, Announced]]:
+    def _read(self, client: str, request: Mapping[str, Any]) -> tuple[SumPlan, dict[str, Announced]]:
         """The plan, in which enough clients hold every block; and the keys of the neighbours, proved to be theirs."""
-        plan, least = Plan.read(request), self.settings.min_holders
+        plan, least = SumPlan.read(request), self.settings.min_holders
         self.secrets.begin(plan.session)
         if client not in plan.members:
             raise Forged("a plan for others")
@@ -189,7 +189,7 @@ class SecureClient:
             self.identities.check(peer, told.text(plan.session, peer), told.proof)
         return plan, {peer: found[peer] for peer in plan.peers[client]}
 
-    def _read_fates(self, client: str, request: Mapping[str, Any], plan: Plan) -> tuple[Uploads, Fates, bytes]:
+    def _read_fates(self, client: str, request: Mapping[str, Any], plan: SumPlan) -> tuple[Uploads, Fates, bytes]:
         """Who uploaded and what is to be opened; refuses a second version of it."""
         least = self.settings.min_holders
         uploads = Uploads.read(request, plan, least)
@@ -220,7 +220,7 @@ class SecureClient:
         if any(update.starts(block) != starts[block] for block in blocks):
             raise UnsafeRequest("its model is not the one that all others were told of")
 
-    def _split(self, client: str, plan: Plan, own: _Own) -> list[list[bytes]]:
+    def _split(self, client: str, plan: SumPlan, own: _Own) -> list[list[bytes]]:
         """The shares of a client's secrets: of its private key, then of the seed of each block. Each has a share for
         every neighbour, and a last one for the client itself."""
         root, count = self.identities.root(client), 1 + len(plan.peers[client])
@@ -236,7 +236,7 @@ class SecureClient:
         ]
 
 
-def to_open(client: str, plan: Plan, uploads: Uploads, fates: Fates) -> list[tuple[str, list[int]]]:
+def to_open(client: str, plan: SumPlan, uploads: Uploads, fates: Fates) -> list[tuple[str, list[int]]]:
     """Of whom a client gives shares, and of which blocks; -1: of the private key. Its own come last."""
     uploaded, lost = set(fates.uploaded), set(fates.lost(plan, uploads))
     wanted = [(peer, plan.held(peer)) for peer in (*plan.peers[client], client)]
@@ -248,7 +248,7 @@ def to_open(client: str, plan: Plan, uploads: Uploads, fates: Fates) -> list[tup
     return [*((peer, [-1]) for peer in plan.peers[client] if peer in lost), *seeds]
 
 
-def _read_shares(key: bytes, cipher: str, plan: Plan, sender: str, receiver: str) -> dict[int, bytes]:
+def _read_shares(key: bytes, cipher: str, plan: SumPlan, sender: str, receiver: str) -> dict[int, bytes]:
     """The shares that a neighbour sent, by block; -1: of its private key. Empty if they cannot be read."""
     try:
         text = crypto.decrypt(key, bytes.fromhex(cipher), _about(plan.session, sender, receiver))

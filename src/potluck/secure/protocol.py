@@ -166,7 +166,7 @@ def neighbours(block: int, holders: Sequence[str], session: str) -> dict[str, li
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class SumPlan:
     """Who takes part in a sum, and who holds which block. All clients get the same; who is whose neighbour follows."""
 
     session: str
@@ -179,13 +179,13 @@ class Plan:
     """Names the plan; all keys depend on it."""
 
     @classmethod
-    def of(cls, session: str, members: Sequence[str], holders: Mapping[int, Sequence[str]]) -> Plan:
+    def of(cls, session: str, members: Sequence[str], holders: Mapping[int, Sequence[str]]) -> SumPlan:
         at = {member: number for number, member in enumerate(members)}
         blocks = [[block, [at[holder] for holder in found]] for block, found in holders.items()]
         return _plan(canonical([session, list(members), blocks]))
 
     @classmethod
-    def read(cls, request: Mapping[str, Any]) -> Plan:
+    def read(cls, request: Mapping[str, Any]) -> SumPlan:
         """The plan in a request; raises `Forged` if it is none."""
         try:
             return _plan(canonical([str(request["session"]), request["members"], request["blocks"]]))
@@ -217,7 +217,7 @@ class Plan:
 
 
 @lru_cache(maxsize=16)  # a simulation reads a plan once for all clients
-def _plan(text: bytes) -> Plan:
+def _plan(text: bytes) -> SumPlan:
     session, members, blocks = json.loads(text)
     if not all(isinstance(member, str) for member in members) or len(set(members)) < len(members):
         raise Forged("a client that is there twice")
@@ -232,7 +232,7 @@ def _plan(text: bytes) -> Plan:
     for client in members:
         found = {*around[client], *(peer for each in near.values() for peer in each.get(client, ()))}
         peers[client] = [peer for peer in members if peer in found]
-    return Plan(session, tuple(members), near, peers, crypto.digest(b"potluck plan", text).hex())
+    return SumPlan(session, tuple(members), near, peers, crypto.digest(b"potluck plan", text).hex())
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,14 +245,14 @@ class Uploads:
     """A hash of the model that training begins with, block by block, and of how numbers are rounded."""
 
     @classmethod
-    def read(cls, request: Mapping[str, Any], plan: Plan, least: int) -> Uploads:
+    def read(cls, request: Mapping[str, Any], plan: SumPlan, least: int) -> Uploads:
         """What a request says; raises an error if it does not fit the plan, or has a block of too few holders."""
         return _uploads(plan, canonical([request["present"], request["upload"], request["about"]]), least)
 
     def plain(self) -> dict[str, Any]:
         return {"present": list(self.present), "upload": list(self.blocks), "about": self.about}
 
-    def asked(self, plan: Plan) -> list[str]:
+    def asked(self, plan: SumPlan) -> list[str]:
         """Who is asked to upload: all that are there and hold any of these blocks."""
         return [client for client in self.present if any(client in plan.near[block] for block in self.blocks)]
 
@@ -260,7 +260,7 @@ class Uploads:
     def hash(self) -> str:
         return crypto.digest(b"potluck uploads", canonical(self.plain())).hex()
 
-    def text(self, plan: Plan) -> bytes:
+    def text(self, plan: SumPlan) -> bytes:
         """What a client signs that uploads: others give shares of its seeds only if it was told the same as they."""
         return crypto.digest(b"potluck uploaded", plan.session.encode(), plan.hash.encode(), self.hash.encode())
 
@@ -273,19 +273,19 @@ class Fates:
     blocks: tuple[int, ...]
 
     @classmethod
-    def read(cls, request: Mapping[str, Any], plan: Plan, uploads: Uploads, least: int) -> Fates:
+    def read(cls, request: Mapping[str, Any], plan: SumPlan, uploads: Uploads, least: int) -> Fates:
         """What a request says; raises an error if it does not fit, or if too few contributed to a block."""
         return _fates(plan, uploads, canonical([request["uploaded"], request["open"]]), least)
 
     def plain(self) -> dict[str, Any]:
         return {"uploaded": list(self.uploaded), "open": list(self.blocks)}
 
-    def lost(self, plan: Plan, uploads: Uploads) -> list[str]:
+    def lost(self, plan: SumPlan, uploads: Uploads) -> list[str]:
         """Who was asked for an upload and sent none."""
         known = set(self.uploaded)
         return [client for client in uploads.asked(plan) if client not in known]
 
-    def text(self, plan: Plan, uploads: Uploads) -> bytes:
+    def text(self, plan: SumPlan, uploads: Uploads) -> bytes:
         """What is signed."""
         return crypto.digest(
             b"potluck fates", plan.session.encode(), plan.hash.encode(), uploads.hash.encode(), canonical(self.plain())
@@ -293,7 +293,7 @@ class Fates:
 
 
 @lru_cache(maxsize=16)
-def _uploads(plan: Plan, text: bytes, least: int) -> Uploads:
+def _uploads(plan: SumPlan, text: bytes, least: int) -> Uploads:
     present, blocks, about = json.loads(text)
     found = Uploads(tuple(_distinct(present, plan.members)), tuple(_distinct(blocks, plan.near)), str(about))
     for block in found.blocks:
@@ -303,7 +303,7 @@ def _uploads(plan: Plan, text: bytes, least: int) -> Uploads:
 
 
 @lru_cache(maxsize=16)
-def _fates(plan: Plan, uploads: Uploads, text: bytes, least: int) -> Fates:
+def _fates(plan: SumPlan, uploads: Uploads, text: bytes, least: int) -> Fates:
     uploaded, blocks = json.loads(text)
     found = Fates(tuple(_distinct(uploaded, uploads.asked(plan))), tuple(_distinct(blocks, uploads.blocks)))
     for block in found.blocks:

@@ -23,7 +23,7 @@ from potluck.secure.protocol import (
     Announced,
     Fates,
     Identities,
-    Plan,
+    SumPlan,
     Uploads,
     about_uploads,
     commitment,
@@ -78,7 +78,7 @@ class SecureSum:
     noise: NoiseShare | None = None
     """The noise that clients add together; None: none."""
     announced: dict[str, Announced] = field(default_factory=dict)
-    plan: Plan = field(init=False)
+    plan: SumPlan = field(init=False)
     shares: dict[str, list[bytes]] = field(default_factory=dict)
     commitments: dict[str, list[bytes]] = field(default_factory=dict)
     wanted: list[int] = field(default_factory=list)
@@ -103,7 +103,7 @@ class SecureSum:
     _secrets: crypto.Agreements = field(default_factory=crypto.Agreements, repr=False)
 
     def __post_init__(self) -> None:
-        self.plan = Plan.of(self.session, (), {})
+        self.plan = SumPlan.of(self.session, (), {})
 
     @property
     def near(self) -> Mapping[int, Mapping[str, Sequence[str]]]:
@@ -137,7 +137,7 @@ class SecureSum:
         found = {block: self.blocks.holders(block, clients) for block in sorted(self.blocks.whole.blocks()) if block}
         holders = {block: each for block, each in found.items() if len(each) >= self.settings.min_holders}
         held = {client for each in holders.values() for client in each}
-        self.plan = Plan.of(self.session, [client for client in clients if client in held], holders)
+        self.plan = SumPlan.of(self.session, [client for client in clients if client in held], holders)
         return list(self.plan.members)
 
     def share_request(self, client: str) -> Request:
