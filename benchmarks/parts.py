@@ -1,10 +1,11 @@
 """Cutting and averaging sub-models: slices against the index-tensor and boolean-mask way, in one interleaved run.
 
-    python benchmarks/parts.py [--repeats 9]
+    python benchmarks/parts.py [--network resnet18] [--repeats 9]
 
-ResNet18, ten clients over the widths 1, 1/2, 1/4, 1/8, 1/16, a rolling window that wraps around (FedRolex). The
-reference is what HeteroFL's and FedRolex's released codes do: index tensors per axis, ``torch.meshgrid`` to take and to
-add, a count tensor and a boolean mask to divide. Both must give the same model.
+Ten clients over the widths 1, 1/2, 1/4, 1/8, 1/16, a rolling window that wraps around (FedRolex), in attention heads
+too (--network minilm-l6: widths 1, 7/8 and 3/4, so twelve heads of 32, 28 and 24 units). The reference is what
+HeteroFL's and FedRolex's released codes do: index tensors per axis, ``torch.meshgrid`` to take and to add, a count
+tensor and a boolean mask to divide. Both must give the same model.
 """
 
 from __future__ import annotations
@@ -19,13 +20,19 @@ from potluck.core import Arrays, Axis, Spec, stream
 from potluck.models import ModelZoo, make_spec
 from potluck.parts import OverlapMean, part
 
-WIDTHS = (1.0, 0.5, 0.25, 0.125, 0.0625) * 2
+WIDTHS = {"resnet18": (1.0, 0.5, 0.25, 0.125, 0.0625) * 2, "minilm-l6": (1.0, 0.875, 0.75) * 3 + (1.0,)}
 ROUND = 61
 
 
 def window(spec: Spec, axis: Axis) -> list[int]:
     """FedRolex's window over a group's units."""
     return [(unit + ROUND) % axis.size for unit in range(spec.sizes[axis.group])]
+
+
+def entries(spec: Spec, axis: Axis) -> torch.Tensor:
+    """The window's entries of a dimension, in every copy (head)."""
+    copies = torch.arange(axis.outer).unsqueeze(1) * axis.size
+    return (copies + torch.tensor(window(spec, axis))).flatten()
 
 
 def slices(whole: Arrays, zoo: ModelZoo, specs: list[Spec]) -> Arrays:
@@ -52,7 +59,7 @@ def masks(whole: Arrays, zoo: ModelZoo, specs: list[Spec]) -> Arrays:
                 local[name] = tensor.clone()
                 continue
             lists = [
-                torch.tensor(window(spec, a)) if isinstance(a, Axis) else torch.arange(tensor.shape[dim])
+                entries(spec, a) if isinstance(a, Axis) else torch.arange(tensor.shape[dim])
                 for dim, a in enumerate(axes[name][:2])
             ]
             index[name] = tuple(torch.meshgrid(*lists, indexing="ij"))
@@ -80,12 +87,15 @@ def masks(whole: Arrays, zoo: ModelZoo, specs: list[Spec]) -> Arrays:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--network", choices=WIDTHS, default="resnet18")
     parser.add_argument("--repeats", type=int, default=9)
-    repeats = parser.parse_args().repeats
+    told = parser.parse_args()
+    repeats = told.repeats
     torch.set_num_threads(1)
-    zoo = ModelZoo(make_spec("resnet18", input=(3, 32, 32), classes=10, norm="static"))
+    image = make_spec("resnet18", input=(3, 32, 32), classes=10, norm="static")
+    zoo = ModelZoo(image if told.network == "resnet18" else make_spec(told.network, input=(48,), classes=2))
     whole = zoo.fresh(zoo.full, stream(0, "benchmark")).arrays or {}
-    specs = [zoo.narrow(zoo.full, width) for width in WIDTHS]
+    specs = [zoo.narrow(zoo.full, width) for width in WIDTHS[told.network]]
     ours, theirs = slices(whole, zoo, specs), masks(whole, zoo, specs)
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-6) for name in whole), "the two ways disagree"
     pairs = []
@@ -97,7 +107,8 @@ def main() -> None:
             times.append(time.process_time() - start)
         pairs.append(times)
     slow, fast = (statistics.median(side) for side in zip(*pairs, strict=True))
-    print(f"cut and average ResNet18 for ten clients over five widths, CPU seconds, median of {repeats}")
+    widths = len(set(WIDTHS[told.network]))
+    print(f"cut and average {told.network} for ten clients over {widths} widths, CPU seconds, median of {repeats}")
     ratio = statistics.median(a / b for a, b in pairs)
     print(f"index tensors and masks {slow:.3f}   slices {fast:.3f}   {ratio:.1f} times as fast")
 

@@ -1,5 +1,6 @@
 """Sums in the pool's workers: whole blocks of replies are checked and added up there, with the same bits."""
 
+import json
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -7,8 +8,22 @@ import pytest
 import torch
 from made_context import FULL, ZOO, Odd, federation, made_context
 
-from potluck.core import EMPTY, Expected, FlatArrays, Local, Model, Task, Tier, digest, on_client, stream
-from potluck.engines import Gate, TaskEnvelope, Worker
+from potluck.core import (
+    EMPTY,
+    Axis,
+    Expected,
+    FlatArrays,
+    Local,
+    Model,
+    Task,
+    Tier,
+    digest,
+    join_tensors,
+    on_client,
+    split_tensors,
+    stream,
+)
+from potluck.engines import Gate, TaskEnvelope, Worker, block_sums
 from potluck.engines.batch_messages import read_results, write_results
 from potluck.engines.batches import _block_batches
 from potluck.engines.block_sums import can_check
@@ -16,7 +31,7 @@ from potluck.engines.context import FoldRules, FoldTask
 from potluck.engines.usual import Usual
 from potluck.methods import SCAFFOLD, FedAvg, FedNova, FedRolex, Hermes, HeteroFL
 from potluck.models import ModelZoo, make_spec, tier_spec
-from potluck.parts import WHOLE, Mask, Median, OverlapMean, Part
+from potluck.parts import WHOLE, Mask, Median, OverlapMean, Part, part
 
 LOCAL = Local(lr=0.3, epochs=1, batch=4)
 WIDE = make_spec("mlp", input=(4,), classes=3, hidden=4, depth=2)
@@ -344,3 +359,13 @@ def test_a_reply_in_one_buffer_stays_in_it():
     assert (back.reply.weight, back.reply.metrics, back.reply.cost) == (6.0, result.reply.metrics, result.reply.cost)
     assert model.spec is envelope.task.models["model"].spec
     assert (back.task.to, back.task.models, back.reply.task) == ("c1", EMPTY, back.task)
+
+
+def test_a_part_of_attention_heads_reaches_workers_as_it_is():
+    """Else workers would add it up head by head, with other roundings than the server."""
+    axes = {"q": (Axis("head", 4, outer=12), Axis("stream", 6))}
+    held = part(axes, lambda axis: range(axis.size // 2))
+    plain, tensors = split_tensors([block_sums._part_fields(held)])
+    (fields,) = join_tensors(json.loads(json.dumps(plain)), tensors)
+    assert held.places["q"].copies == (12, 1)
+    assert block_sums._read_part(fields).places == held.places

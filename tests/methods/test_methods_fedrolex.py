@@ -1,5 +1,7 @@
 """FedRolex: the rolling window, by hand."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from width_rounds import client, now, zoo
@@ -7,7 +9,7 @@ from width_rounds import client, now, zoo
 from potluck.core import Axis, Local, Model, Reply, Spec, stream
 from potluck.methods import FedRolex
 from potluck.methods.fedrolex import window
-from potluck.parts import OverlapMean, part
+from potluck.parts import OverlapMean
 from potluck.run import config
 
 
@@ -23,12 +25,35 @@ def test_every_unit_is_trained_equally_often():
 
 @pytest.mark.parametrize(("mode", "expected"), [("code", [7, 0, 3, 4]), ("per_head", [1, 2, 5, 6])])
 def test_attention_heads_roll_each_for_itself_or_together_as_in_the_released_code(mode, expected):
+    class Heads:
+        def axes(self, spec):
+            return {"q": (Axis("head", 4, outer=2),)}
+
+        def shapes(self, spec):
+            return ["q"]
+
     method = FedRolex(head_mode=mode, direction=-1 if mode == "code" else 1)
-    spec = Spec("any", sizes={"head": 2})
-    at = now(zoo(0.5), 1)
-    axes = {"q": (Axis("head", 4, outer=2),)}
-    held = part(axes, method.choose(spec, None, at), heads=method.heads(spec, None, at))
+    held = method.cut(Spec("any", sizes={"head": 2}), Spec("any"), None, now(Heads(), 1))
     assert held.take({"q": torch.arange(8)})["q"].tolist() == expected
+
+
+def test_clients_of_one_width_share_a_part_and_one_copy_of_it():
+    networks = zoo(0.5, 0.25, hidden=8)
+    cohort = [client(networks, tier, f"c{tier}{number}") for tier in (0, 1) for number in (0, 1)]
+    sent = []
+
+    def fold(tasks, mean, parts, weigh):
+        sent.extend(task.models["model"] for task in tasks)
+        return [parts]
+
+    method = FedRolex(label_mask=False)
+    state = method.init(networks, stream(0))
+    ((parts,), _) = method.train_cohort(
+        OverlapMean(state.model.arrays), state, replace(now(networks, 3, cohort), fold=fold)
+    )
+    assert parts["c00"] is parts["c01"] is not parts["c10"]
+    assert sent[0] is sent[1] is not sent[2]
+    assert sent[2] is sent[3]
 
 
 def test_half_of_five_units_is_three_by_ceiling_and_two_by_floor():

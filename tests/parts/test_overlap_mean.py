@@ -1,3 +1,4 @@
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -240,3 +241,32 @@ class Operations(TorchDispatchMode):
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         self.seen.append(str(operation))
         return operation(*args, **(kwargs or {}))
+
+
+def test_weights_have_the_length_of_a_dimension_only_once_it_is_cut():
+    """An embedding of five tokens, of which a client has half of the units; then a client that has two tokens."""
+    axes = {"w": (Axis("token", 5), Axis("unit", 4))}
+    half = part(axes, lambda axis: range({"token": 5, "unit": 2}[axis.group]))
+    two = part(axes, lambda axis: range({"token": 2, "unit": 4}[axis.group]))
+    mean = OverlapMean({"w": torch.zeros(5, 4)})
+    mean.add({"w": torch.full((5, 2), 1.0)}, half)
+    assert mean.block.weights["w"].shape == (1, 4)
+    mean.add({"w": torch.full((2, 4), 3.0)}, two, 3.0)
+    assert mean.block.weights["w"].shape == (5, 4)
+    assert mean.coverage() == (5 * 2 + 2 * 4 - 2 * 2) / 20
+    assert mean.value()["w"].tolist() == [[2.5, 2.5, 3.0, 3.0]] * 2 + [[1.0, 1.0, 0.0, 0.0]] * 3
+
+
+@pytest.mark.parametrize("units", [[0, 1], [3, 0, 1]], ids=["prefix", "window that wraps"])
+def test_heads_are_put_back_where_they_came_from(units):
+    axes = {"w": (Axis("stream", 3), Axis("head", 4, outer=12))}
+    held = part(axes, lambda axis: units if axis.group == "head" else range(2))
+    old, more = torch.randn(3, 48), torch.randn(2, 12 * len(units))
+    columns = [4 * head + unit for head in range(12) for unit in units]
+    mean = OverlapMean({"w": old})
+    mean.add({"w": more}, held, 0.3)
+    mean.add({"w": more}, held, 0.3)
+    expected = old.clone()
+    expected[:2, columns] = more
+    torch.testing.assert_close(mean.value()["w"], expected)
+    assert mean.coverage() == 2 * len(columns) / (3 * 48)

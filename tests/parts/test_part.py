@@ -26,6 +26,44 @@ def test_heads_are_cut_each_for_itself():
     assert held.take({"q": torch.arange(8)})["q"].tolist() == [0, 1, 4, 5]
 
 
+@pytest.mark.parametrize("units", [[0, 1], [2, 3, 0]], ids=["prefix", "window that wraps"])
+def test_twelve_heads_are_cut_by_slices_of_a_view_and_give_what_an_index_list_gives(units):
+    """With one slice for each head there would be too many blocks, and index lists take several operations."""
+    axes = {"q": (Axis("head", 4, outer=12), Axis("stream", 6)), "o": (Axis("stream", 6), Axis("head", 4, outer=12))}
+    held = part(axes, lambda axis: units if axis.group == "head" else range(5))
+    rows = torch.tensor([4 * head + unit for head in range(12) for unit in units])
+    whole = {"q": torch.randn(48, 6), "o": torch.randn(6, 48)}
+    assert held.places["q"].copies == (12, 1)
+    assert held.places["o"].copies == (1, 12)
+    assert len(list(held.places["q"].unfolded.blocks((12, len(units), 5)))) == len(held.places["q"].dims[0]) // 12
+    small = held.take(whole)
+    assert small["q"].equal(whole["q"][rows, :5])
+    assert small["o"].equal(whole["o"][:5, rows])
+
+
+@pytest.mark.parametrize(
+    ("units", "copies"),
+    [
+        ([0, 1, 3, 4], (2,)),
+        ([0, 2, 4], (3,)),
+        ([1, 0, 4, 3], (2,)),  # two runs in each copy, in this order
+        ([0, 2, 5], ()),
+        ([0, 3, 4], ()),
+        ([2, 3, 5, 0], ()),  # a run that lies in two copies
+    ],
+)
+def test_equal_copies_are_noticed_and_others_are_not(units, copies):
+    held = part({"w": (Axis("a", 6),)}, lambda axis: units)
+    assert held.places["w"].copies == copies
+    assert held.take({"w": torch.arange(6)})["w"].tolist() == units
+
+
+def test_two_groups_of_unequal_size_are_no_copies():
+    held = part({"w": ((Axis("a", 2), Axis("b", 3)),)}, lambda axis: [0])
+    assert held.places["w"].copies == ()
+    assert held.take({"w": torch.arange(5)})["w"].tolist() == [0, 2]
+
+
 def test_a_flattened_map_keeps_all_entries_of_a_channel():
     held = part({"w": (Axis("channel", 3, inner=2),)}, lambda axis: [2, 0])
     assert held.take({"w": torch.arange(6)})["w"].tolist() == [4, 5, 0, 1]
@@ -61,8 +99,8 @@ def test_the_whole_is_itself_and_a_mask_silences():
 
 
 def test_index_lists_are_brought_to_the_tensors_once_and_shared():
-    axis = Axis("units", 40)
-    found = part({"in": (axis, None), "out": (None, axis)}, lambda axis: range(0, 40, 2))
+    axis = Axis("units", 100)
+    found = part({"in": (axis, None), "out": (None, axis)}, lambda axis: [unit * unit for unit in range(10)])
     assert found.on(torch.device("cpu")) is found
     moved = found.on(torch.device("meta"))
     lists = [moved.places["in"].dims[0], moved.places["out"].dims[1]]

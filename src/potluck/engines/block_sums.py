@@ -149,7 +149,10 @@ def _part_fields(held: Part | Mask) -> Any:
         return {"masks": held.masks}
     if held.entire:
         return {}
-    places = {name: [place.name, [_index_fields(index) for index in place.dims]] for name, place in held.places.items()}
+    places = {
+        name: [place.name, [_index_fields(index) for index in place.dims], list(place.copies)]
+        for name, place in held.places.items()
+    }
     return {"places": places}
 
 
@@ -163,8 +166,8 @@ def _read_part(fields: Mapping[str, Any]) -> Part | Mask:
     if not fields:
         return Part(entire=True)
     return Part({
-        name: Place(there, tuple(_read_index(index) for index in dims))
-        for name, (there, dims) in fields["places"].items()
+        name: Place(there, tuple(_read_index(index) for index in dims), tuple(copies))
+        for name, (there, dims, copies) in fields["places"].items()
     })  # fmt: skip
 
 

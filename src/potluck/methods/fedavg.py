@@ -10,6 +10,7 @@ label masks, static batch norm and private heads. Server rules other than the pl
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -61,12 +62,20 @@ class Averaging(StaticBatchNorm, LabelMask):
         """Sends each client its part, and adds the replies to the mean. Returns the replies, and each client's part."""
         assigned = {client.id: self.assign(client, now) for client in self.pick(now)}
         where = next((tensor.device for tensor in mean.start.values()), torch.device("cpu"))
-        parts = {id: part.on(where) for id, (_, part) in assigned.items()}
-        whole = {spec: Model(spec, mean.start) for spec, part in assigned.values() if part.entire}  # one copy for all
-        tasks = (
-            self.train_task(id, whole.get(spec) or Model(spec, parts[id].take(mean.start)), parts[id], state, now)
-            for id, (spec, _) in assigned.items()
-        )
+        moved = {id(part): part.on(where) for _, part in assigned.values()}
+        parts = {client: moved[id(part)] for client, (_, part) in assigned.items()}
+        uses = Counter(map(id, parts.values()))
+        shared: dict[tuple[Spec, int], Model] = {}
+
+        def cut(client: str) -> Model:
+            """A client's model; clients with one and the same part share one copy."""
+            spec, part = assigned[client][0], parts[client]
+            model = shared.get((spec, id(part))) or Model(spec, part.take(mean.start))
+            if uses[id(part)] > 1:
+                shared[spec, id(part)] = model
+            return model
+
+        tasks = (self.train_task(client, cut(client), parts[client], state, now) for client in assigned)
         return now.fold(tasks, mean, parts, weigh), parts
 
     def server_step(self, state: Any, mean: OverlapMean, now: Round) -> Any:

@@ -17,7 +17,7 @@ import torch
 
 from potluck.core import Axis, Client, ContractSettings, Facts, Round, Spec
 from potluck.methods.bases.width import WidthTiers
-from potluck.parts import Choose, Part, index, place
+from potluck.parts import Part, index, part, place
 
 
 @dataclass(frozen=True)
@@ -36,26 +36,22 @@ class FedDropout(WidthTiers):
     def facts(self) -> Facts:
         return replace(super().facts, larger=True)
 
-    def choose(self, spec: Spec, client: Client, now: Round) -> Choose:
-        return lambda axis: self.draw(axis, spec, client, now, axis.group)
-
     def draw(self, axis: Axis, spec: Spec, client: Client, now: Round, what: str) -> Sequence[int]:
         """Random units of a group, in ascending order."""
         who = () if self.shared_per_round else (client.id,)
         order = torch.randperm(axis.size, generator=now.rng("dropout", what, *who))
         return sorted(order[: spec.sizes[axis.group]].tolist())
 
-    def assign(self, client: Client, now: Round) -> tuple[Spec, Part]:
+    def cut(self, spec: Spec, whole: Spec, client: Client, now: Round) -> Part:
+        axes, names = now.zoo.axes(whole), now.zoo.shapes(spec)
         if self.coupling == "group":
-            return super().assign(client, now)
-        spec, zoo = self.narrow(client, now.zoo), now.zoo
-        axes = zoo.axes(zoo.shallow(zoo.full, client.tier.depth))
+            return part(axes, lambda axis: self.draw(axis, spec, client, now, axis.group), names)
         latest: dict[str, Sequence[int]] = {}
         places = {}
-        for name in zoo.shapes(spec):
+        for name in names:
             rows, *rest = axes[name] or (None,)
             columns = [index(axis, lambda axis: latest[axis.group]) for axis in rest]
             if isinstance(rows, Axis) and (rest or rows.group not in latest):
                 latest[rows.group] = self.draw(rows, spec, client, now, name)
             places[name] = place(name, (index(rows, lambda axis: latest[axis.group]), *columns))
-        return self.with_scaler(spec, client, zoo), Part(places)
+        return Part(places)

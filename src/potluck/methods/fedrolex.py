@@ -16,11 +16,12 @@ server discards the average that it computes.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
-from potluck.core import Axis, Client, ContractSettings, Facts, Round, Spec
+from potluck.core import Axis, Client, ContractSettings, Facts, Round, Spec, Zoo
 from potluck.methods.bases.width import WidthTiers
-from potluck.parts import Choose
+from potluck.parts import Part, part
 
 
 @dataclass(frozen=True)
@@ -40,20 +41,25 @@ class FedRolex(WidthTiers):
     def facts(self) -> Facts:
         return replace(super().facts, larger=True)
 
-    def choose(self, spec: Spec, client: Client, now: Round) -> Choose:
-        start = now.index * self.step * self.direction
-        return lambda axis: window(axis.size, spec.sizes[axis.group], start)
+    def cut(self, spec: Spec, whole: Spec, client: Client, now: Round) -> Part:
+        return rolling(spec, whole, now.index * self.step * self.direction, self.head_mode, now.zoo)
 
-    def heads(self, spec: Spec, client: Client, now: Round) -> Choose | None:
-        if self.head_mode == "per_head":
-            return None
 
-        def entries(axis: Axis) -> list[int]:
-            rolled = window(axis.outer * axis.size, axis.outer * axis.size, now.index * self.step * self.direction)
-            heads = [rolled[head * axis.size : (head + 1) * axis.size] for head in range(axis.outer)]
-            return [unit for head in heads for unit in head[: spec.sizes[axis.group]]]
+@lru_cache(maxsize=64)
+def rolling(spec: Spec, whole: Spec, start: int, head_mode: str, zoo: Zoo) -> Part:
+    """The part in a window that starts at this unit of every group. All clients of a width have the same in a round."""
 
-        return entries
+    def over_all_heads(axis: Axis) -> list[int]:
+        rolled = window(axis.outer * axis.size, axis.outer * axis.size, start)
+        heads = [rolled[head * axis.size : (head + 1) * axis.size] for head in range(axis.outer)]
+        return [unit for head in heads for unit in head[: spec.sizes[axis.group]]]
+
+    return part(
+        zoo.axes(whole),
+        lambda axis: window(axis.size, spec.sizes[axis.group], start),
+        zoo.shapes(spec),
+        over_all_heads if head_mode == "code" else None,
+    )
 
 
 def window(size: int, kept: int, start: int) -> list[int]:

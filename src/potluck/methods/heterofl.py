@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from potluck.core import Client, ContractSettings, Round, Spec
-from potluck.methods.bases.width import WidthTiers
+from potluck.methods.bases.width import WidthTiers, prefix
 from potluck.parts import Part
 
 
@@ -21,6 +21,5 @@ class HeteroFL(WidthTiers):
 
     contract = ContractSettings(as_fedavg={"weighting": "samples", "label_mask": False, "mean": {"name": "weighted"}})
 
-    def assign(self, client: Client, now: Round) -> tuple[Spec, Part]:
-        spec, held = self.submodel_for(client, now.zoo)
-        return self.with_scaler(spec, client, now.zoo), held
+    def cut(self, spec: Spec, whole: Spec, client: Client, now: Round) -> Part:
+        return prefix(spec, whole, now.zoo)

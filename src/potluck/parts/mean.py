@@ -153,10 +153,15 @@ class OverlapMean:
     def coverage(self) -> float:
         """The share of all entries of the whole that any client sent."""
         sent = count = 0
+        partly: list[Tensor] = []
         for name, tensor in self.start.items():
             covered = self.covered(name)
-            sent += int(covered.sum()) if isinstance(covered, Tensor) else tensor.numel() * covered
+            if isinstance(covered, Tensor):
+                partly.append(covered.sum())
+            else:
+                sent += tensor.numel() * covered
             count += tensor.numel()
+        sent += int(torch.stack(partly).sum()) if partly else 0  # waits for a GPU once, not for each tensor
         return sent / count if count else 1.0
 
     def _flat_value(self) -> FlatArrays | None:
@@ -243,8 +248,9 @@ class OverlapMean:
             weights |= dict.fromkeys(names, factor)
 
     def _add_blocks(self, place: Place, tensor: Tensor, factor: float) -> None:
-        total, weights = self._sums_of(place.name, len(place.dims))
-        for there, here in place.blocks(tensor.shape):
+        cut = [index is not None for index in place.dims]
+        total, weights, tensor = map(place.unfold, (*self._sums_of(place.name, cut), tensor))
+        for there, here in place.unfolded.blocks(tensor.shape):
             if any(isinstance(index, Tensor) for index in there):
                 at = _product_index(there)
                 total[at] += tensor[here].to(torch.float64) * factor
@@ -254,21 +260,21 @@ class OverlapMean:
                 weights[there].add_(factor)
 
     def _add_entries(self, place: Place, tensor: Tensor, factors: Tensor) -> None:
-        total, weights = self._sums_of(place.name, tensor.dim())
+        total, weights = self._sums_of(place.name, [True] * tensor.dim())
         weighted = torch.where(factors > 0, tensor.to(torch.float64) * factors, -0.0)
         for there, here in place.blocks(tensor.shape):
             at = _product_index(there)
             total[at] += weighted[here]
             weights[at] += factors[here]
 
-    def _sums_of(self, name: str, dims: int) -> tuple[Tensor, Tensor]:
-        """The total of a tensor in this block, and its weights with at least `dims` dimensions in full length."""
+    def _sums_of(self, name: str, full: Sequence[bool]) -> tuple[Tensor, Tensor]:
+        """The total of a tensor in this block, and its weights with at least these dimensions in full length."""
         start, block = self.start[name], self._block
         if name not in block.totals:
             # Sums start at -0.0: -0.0 + x is exactly x, also for x = -0.0.
             block.totals[name] = torch.full_like(start, -0.0, dtype=torch.float64)
         had = block.weights.get(name, 0.0)
-        shape = (*start.shape[:dims], *[1] * (start.dim() - dims))
+        shape = [length if dim < len(full) and full[dim] else 1 for dim, length in enumerate(start.shape)]
         if not isinstance(had, Tensor):
             had = torch.full(shape, had, dtype=torch.float64, device=start.device)
         elif any(a < b for a, b in zip(had.shape, shape, strict=True)):
@@ -361,7 +367,8 @@ def _weighted_mean(old: Tensor, total: Tensor, weight: float | Tensor) -> Tensor
     if not isinstance(weight, Tensor):
         return (total / weight).to(old.dtype)
     new = (total / torch.where(weight > 0, weight, 1.0)).to(old.dtype)
-    return new if bool((weight > 0).all()) else torch.where(weight > 0, new, old)
+    everywhere = old.device.type == "cpu" and bool((weight > 0).all())  # a GPU would have to be waited for
+    return new if everywhere else torch.where(weight > 0, new, old)
 
 
 def _smallest(dtype: torch.dtype) -> int | bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
 from typing import TypeAlias
 
@@ -13,13 +14,15 @@ from torch import Tensor
 from potluck.core import Arrays, Axis, Dimension, Dimensions
 
 Index: TypeAlias = "tuple[slice, ...] | Tensor | None"
-"""Entries of one dimension, in order: all (None), a few runs of consecutive entries, or any list."""
+"""Entries of one dimension, in order: all (None), a few runs of consecutive entries (in each copy, if the dimension
+consists of equal copies), or any list."""
 
 Choose: TypeAlias = "Callable[[Axis], Sequence[int] | Tensor]"
 """Chooses the units of an axis group, in the order in which the small network will hold them."""
 
 MOST_RUNS = 8
-"""With more runs in a dimension (or more blocks in a tensor), index lists are faster than slices."""
+"""With more runs in a dimension (or more blocks in a tensor), index lists are faster than slices. Runs that equal
+copies of a dimension have in common, such as attention heads, count once."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,25 @@ class Place:
 
     name: str
     dims: tuple[Index, ...] = ()
+    copies: tuple[int, ...] = ()
+    """How many equal copies (attention heads) each dimension consists of, if any dimension has more than one."""
+
+    @cached_property
+    def unfolded(self) -> Place:
+        """The place in `unfold`'s view of the whole: one slice for all copies, instead of one for each."""
+        if not self.copies:
+            return self
+        dims: list[Index] = []
+        for index, count in zip(self.dims, self.copies, strict=True):
+            dims += [None, index[: len(index) // count]] if count > 1 and isinstance(index, tuple) else [index]
+        return Place(self.name, tuple(dims))
+
+    def unfold(self, tensor: Tensor) -> Tensor:
+        """A view of the whole or of the small tensor, in which copies have a dimension of their own."""
+        for dim, count in reversed(tuple(enumerate(self.copies))):
+            shape = tensor.shape
+            tensor = tensor.view(*shape[:dim], count, shape[dim] // count, *shape[dim + 1 :]) if count > 1 else tensor
+        return tensor
 
     def take(self, tensor: Tensor) -> Tensor:
         """The small tensor. It may be a view of the whole: do not write to it."""
@@ -39,10 +61,13 @@ class Place:
         shape = [
             length if index is None else _count(index) for index, length in zip(self.dims, tensor.shape, strict=False)
         ]
+        shape += tensor.shape[len(shape) :]
+        if self.copies:
+            return self.unfolded.take(self.unfold(tensor)).reshape(shape)
         pairs = list(self.blocks(shape))
         if len(pairs) == 1:
             return tensor[pairs[0][0]]
-        small = tensor.new_empty((*shape, *tensor.shape[len(shape) :]))
+        small = tensor.new_empty(shape)
         for there, here in pairs:
             small[here].copy_(tensor[there])
         return small
@@ -101,7 +126,7 @@ class Part:
         lists = {id(index): index for place in self.places.values() for index in place.dims}
         moved = {key: index.to(hardware) for key, index in lists.items() if isinstance(index, Tensor)}
         places = {
-            name: Place(place.name, tuple(moved.get(id(index), index) for index in place.dims))
+            name: Place(place.name, tuple(moved.get(id(index), index) for index in place.dims), place.copies)
             for name, place in self.places.items()
         }
         return Part(places, self.entire, self.units)
@@ -160,7 +185,10 @@ def part(
             indices[dimension] = index(dimension, units, heads)
         return indices[dimension]
 
-    places = {name: place(name, tuple(map(entries, axes[name]))) for name in (axes if names is None else names)}
+    places = {
+        name: place(name, tuple(map(entries, axes[name])), tuple(map(_length, axes[name])))
+        for name in (axes if names is None else names)
+    }
     return Part(places, units=chosen)
 
 
@@ -171,16 +199,41 @@ def _check(axis: Axis, units: Sequence[int]) -> None:
         raise ValueError(f"group '{axis.group}' has units 0 to {axis.size - 1}; chosen were {list(units)}")
 
 
-def place(name: str, dims: tuple[Index, ...]) -> Place:
-    """The place at these entries: by slices if there are few blocks, else by index lists."""
+def place(name: str, dims: tuple[Index, ...], lengths: Sequence[int] = ()) -> Place:
+    """The place at these entries: by slices if there are few blocks, else by index lists.
+
+    With the lengths of the whole's dimensions, equal copies in a dimension count as one block.
+    """
     if all(entry is None for entry in dims):
         return Place(name)
+    copies = [_copies(entry, length) for entry, length in zip(dims, lengths, strict=False)] or [1] * len(dims)
     blocks = 1
-    for entry in dims:
-        blocks *= len(entry) if isinstance(entry, tuple) else 1
+    for entry, count in zip(dims, copies, strict=True):
+        blocks *= len(entry) // count if isinstance(entry, tuple) else 1
     if blocks > MOST_RUNS or any(isinstance(entry, Tensor) for entry in dims):
         return Place(name, tuple(_as_list(entry) for entry in dims))
-    return Place(name, dims)
+    return Place(name, dims, tuple(copies) if max(copies) > 1 else ())
+
+
+def _length(dimension: Dimension) -> int:
+    """The number of entries of a dimension of the whole; 0 if it has no axis, and so is never cut."""
+    axes = dimension if isinstance(dimension, tuple) else (dimension,)
+    return sum(axis.length for axis in axes if axis is not None)
+
+
+def _copies(index: Index, length: int) -> int:
+    """Into how many equal copies a dimension of this length falls, so that one or two runs in each are its entries."""
+    if not isinstance(index, tuple):
+        return 1
+    for runs in (1, 2):
+        count, odd = divmod(len(index), runs)
+        if odd or count < 2 or length % count:
+            continue
+        step = length // count
+        again = (slice(run.start + step, run.stop + step) for run in index)
+        if all(run.stop <= step for run in index[:runs]) and all(map(slice.__eq__, index[runs:], again)):
+            return count
+    return 1
 
 
 def index(dimension: Dimension, units: Choose, heads: Choose | None = None) -> Index:
@@ -201,7 +254,8 @@ def index(dimension: Dimension, units: Choose, heads: Choose | None = None) -> I
         return None
     if not runs:
         return (slice(0, 0),)
-    return tuple(runs) if len(runs) <= MOST_RUNS else _as_list(tuple(runs))
+    few = len(runs) <= MOST_RUNS or _copies(tuple(runs), offset) > 1
+    return tuple(runs) if few else _as_list(tuple(runs))
 
 
 def _runs(units: Sequence[int] | Tensor) -> list[slice]:

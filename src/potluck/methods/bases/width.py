@@ -17,7 +17,7 @@ from typing import Literal
 
 from potluck.core import Client, Facts, Reply, Round, SettingsError, Spec, Weight, Zoo, display_name
 from potluck.methods.fedavg import RobustAveraging
-from potluck.parts import WHOLE, Choose, Part, part
+from potluck.parts import WHOLE, Part, part
 
 
 @dataclass(frozen=True)
@@ -39,19 +39,14 @@ class WidthTiers(RobustAveraging):
     def facts(self) -> Facts:
         return replace(super().facts, networks="width")
 
-    def choose(self, spec: Spec, client: Client, now: Round) -> Choose:
-        """Which units of each group this client trains this round."""
+    def cut(self, spec: Spec, whole: Spec, client: Client, now: Round) -> Part:
+        """Which units of the whole network this client trains this round, as a network of this spec."""
         raise NotImplementedError
 
-    def heads(self, spec: Spec, client: Client, now: Round) -> Choose | None:
-        """Which entries over all heads together; None: each head is cut by itself."""
-        return None
-
     def assign(self, client: Client, now: Round) -> tuple[Spec, Part]:
-        spec, zoo = self.narrow(client, now.zoo), now.zoo
-        axes = zoo.axes(zoo.shallow(zoo.full, client.tier.depth))
-        held = part(axes, self.choose(spec, client, now), zoo.shapes(spec), self.heads(spec, client, now))
-        return self.with_scaler(spec, client, zoo), held
+        spec = self.narrow(client, now.zoo)
+        held = self.cut(spec, now.zoo.shallow(now.zoo.full, client.tier.depth), client, now)
+        return self.with_scaler(spec, client, now.zoo), held
 
     def submodel_for(self, client: Client, zoo: Zoo) -> tuple[Spec, Part]:
         spec = self.narrow(client, zoo)
