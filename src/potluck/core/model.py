@@ -184,7 +184,9 @@ def shapes_of(arrays: Arrays) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
 
 def size(arrays: Arrays) -> int:
     """Bytes of these tensors in a message; booleans take one bit each."""
-    if isinstance(arrays, FlatArrays):
+    if arrays is EMPTY:
+        return 0
+    if type(arrays) is FlatArrays:
         return arrays.layout.nbytes + size(arrays.others)
     return sum((tensor.numel() + 7) // 8 if tensor.dtype is torch.bool else tensor.nbytes for tensor in arrays.values())
 

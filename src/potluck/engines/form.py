@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from potluck.core import (
+    EMPTY,
     MESSAGE,
     Arrays,
     BufferLayout,
@@ -233,7 +234,9 @@ class _Reader:
             raise Malformed(f"its tensors have {self._claimed} bytes; a reply has at most {MOST}")
 
     def _items(self, mapping: Any, path: str) -> Iterator[tuple[str, Any]]:
-        if not isinstance(mapping, Mapping):
+        if mapping is EMPTY:
+            return
+        if type(mapping) is not dict and not isinstance(mapping, Mapping):
             raise Malformed(f"{path} is a {_kind(mapping)}, not a mapping")
         for key, item in mapping.items():
             self._count(1, path, 0)

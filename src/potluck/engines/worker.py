@@ -348,6 +348,8 @@ def memory_entries(value: Any, path: tuple[str, ...] = ()) -> list[MemoryEntry]:
 
     Tensors are compared by identity and by torch's counter of in-place changes, so their contents are not read.
     """
+    if type(value) is dict and not value:  # as most memories are
+        return [(path, dict, 0)]
     if isinstance(value, Tensor):
         return [(path, value, -1 if value.is_inference() else value._version)]
     if isinstance(value, Model):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from typing import Any, Literal, Protocol
@@ -183,9 +184,10 @@ class Population:
 
     def index(self, id: str) -> int:
         """The index of the client with this id."""
-        digits = id.removeprefix("c")
-        if digits.isascii() and digits.isdigit() and id == f"c{int(digits)}" and int(digits) < self.clients:
-            return int(digits)
+        with suppress(ValueError):
+            index = int(id[1:])
+            if id == f"c{index}" and 0 <= index < self.clients:
+                return index
         raise ValueError(f"'{id}' is no client of this fleet; its clients are c0 to c{self.clients - 1}")
 
     def device(self, client: Client) -> Profile:

@@ -45,7 +45,7 @@ class Journal:
         """Adds an event, given as a mapping."""
         # Escaped to ASCII: no character in a client's name can break a line or fail to encode.
         try:
-            line = _ENCODER.encode(dict(event))
+            line = _ENCODER.encode(event if type(event) is dict else dict(event))
         except ValueError:
             line = _ENCODER.encode(replace_nonfinite(event))
         self._waiting.append((_round(event), line.encode() + b"\n"))

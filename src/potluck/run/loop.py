@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from potluck.core import SERVER, DivergedError, Model, QuorumError, ResourceError, digest, pack, stream
+from potluck.core import SERVER, Client, DivergedError, Model, QuorumError, ResourceError, digest, pack, stream
 from potluck.engines import Dispatcher, Engine, LedgerEntry, RoundSession, Usual
 from potluck.learn import ServerClip, map_tensors, to_device
 from potluck.ledger import RunFolder
@@ -132,7 +132,7 @@ class Loop:
             self.accounting.round(self.progress, session, asked, seconds)
             self._count_uploads(session, committed=True)
             self._note_privacy()
-            self._note_secure(session)
+            self._note_secure(session, asked)
             self._warn_of_silent_tier(session)
             self._warn_of_server_failure(session)
             self._note_clients(session)
@@ -325,9 +325,9 @@ class Loop:
             why = "uploads in attempts that failed, or in rounds that were done again, count too"
             self._warn(done, f"round {done}: epsilon is {promise['epsilon']:.4g}; privacy.epsilon is {aim:g} ({why})")
 
-    def _note_secure(self, session: RoundSession) -> None:
+    def _note_secure(self, session: RoundSession, asked: Sequence[Client]) -> None:
         """Records what became of the round's secure sums."""
-        done, tiers = self.progress.done, {c.id: c.tier.name for c in self.setup.asked(self.progress.done - 1, session)}
+        done, tiers = self.progress.done, {client.id: client.tier.name for client in asked if session.secure}
         for told in session.secure:
             closed = []
             for block in told["closed"]:
@@ -409,11 +409,16 @@ def _most_are_not_finite(entries: Sequence[LedgerEntry]) -> bool:
 
 def _is_finite(state: Any) -> bool:
     """Whether every number of a state is finite. It waits for each kind of hardware once, not for each tensor."""
-    checks: dict[torch.device, list[Tensor]] = {}
+    floats: dict[torch.device, list[Tensor]] = {}
     for tensor in _tensors(vars(state), "").values():
         if tensor.is_floating_point() and tensor.numel():
-            checks.setdefault(tensor.device, []).append(tensor.isfinite().all())
-    return all(bool(torch.stack(found).all()) for found in checks.values())
+            floats.setdefault(tensor.device, []).append(tensor)
+    # Norms take one operation for all tensors. One that is not finite can also be an overflow: then see every entry.
+    return all(
+        bool(torch.stack(torch._foreach_norm(found)).isfinite().all())
+        or all(bool(tensor.isfinite().all()) for tensor in found)
+        for found in floats.values()
+    )
 
 
 def _tensors(value: Any, path: str) -> dict[str, Tensor]:
