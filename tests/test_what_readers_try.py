@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from recipes import planned
 
+from potluck.learn import LocalTraining
+from potluck.methods import METHODS
 from potluck.run import experiment, read_experiment, run
-from potluck.run.planning import plan_entries
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -34,19 +36,36 @@ def test_an_experiment_has_valid_settings(path):
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_an_experiment_with_static_norms_says_whose_statistics_score_them(path):
-    found = read_experiment(path)
-    if found.model.get("norm") == "static":
-        listed = [found.method, *found.compare.methods]
-        assert all(isinstance(one, dict) and "bn_eval" in one for one in listed)
-        assert "Static batch norm is scored with" in path.read_text("utf-8").replace("\n# ", " ")
+    runs = [entry.experiment for entry in planned(path)]
+    static = [found for found in [read_experiment(path), *runs] if found.model.get("norm") == "static"]
+    assert all("bn_eval" in found.method for found in static)
+    text = path.read_text("utf-8").replace("\n# ", " ").lower()
+    assert not static or "static batch norm is scored with" in text
+
+
+ON_CLIENTS = {name for name, kind in METHODS.items() if kind.own is not LocalTraining.own}
+"""Methods whose models live with clients, and are scored as these last trained them."""
+ALIKE = {
+    "hospitals": "every method's models are scored by clients, on their own tags",
+    "hospitals_laptop": "every method's models are scored by clients, on their own tags",
+    "everything": "its groups are not ranked, and docs/choosing.md has its table",
+}
+"""Recipes that need no personal scores, and why."""
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_an_experiment_that_mixes_served_models_and_those_of_clients_scores_all_after_local_epochs(path):
+    runs = [entry.experiment for entry in planned(path)]
+    names = {str(found.method["name"]) for found in runs}
+    if names & ON_CLIENTS and names - ON_CLIENTS and path.stem not in ALIKE:
+        assert all(found.score.personal for found in runs)
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_the_comparison_of_an_experiment_has_valid_settings(path):
-    found = read_experiment(path)
-    methods = [{"name": method} if isinstance(method, str) else method for method in found.compare.methods]
-    entries = plan_entries(found, methods)
-    assert {entry.experiment.method["name"] for entry in entries} == {method["name"] for method in methods}
+    methods = read_experiment(path).compare.methods
+    wanted = {method if isinstance(method, str) else method["name"] for method in methods}
+    assert not methods or {entry.experiment.method["name"] for entry in planned(path)} == wanted
 
 
 def test_the_built_in_experiment_is_the_first_one_in_the_folder():

@@ -88,3 +88,50 @@ def test_a_grid_that_makes_no_sense_is_one_line(small, fail, options, said):
     assert code == 2
     assert said in line
     assert not Path("all").exists()
+
+
+LISTED = """
+[compare]
+methods = [{name = "fedprox", mu = 0.3}, {name = "fedprox", mu = 0.2}, "fedavg", {name = "moon", mu = 0.5}]
+seeds = [0]
+
+[compare.variants]
+"few, large" = ["data.clients=4", "cohort=4"]
+"many" = ["data.clients=8"]
+
+[compare.only]
+"many" = ["moon"]
+"""
+"""A file that lists methods with settings, and variants of which one is for one method alone."""
+
+
+@pytest.fixture
+def listed(small, place):
+    (place / "small.toml").write_text((place / "small.toml").read_text() + LISTED)
+
+
+def compared(potluck, *options):
+    code, out, err = potluck("compare", "small.toml", *options, "--set", "rounds=1", "--out", "all", "--format", "json")
+    assert code == 0, err
+    return sorted({row["label"].removesuffix(f", {options[-1]}") for row in json.loads(out)["rows"]})
+
+
+def test_a_name_alone_means_the_files_methods_of_that_name_with_their_settings(listed, potluck):
+    found = compared(potluck, "--methods", "fedprox,fedavg:share=per_arch,fedadam", "--variant", "few, large")
+    assert found == ["FedAdam", "FedAvg (share=per_arch)", "FedProx (mu=0.2)", "FedProx (mu=0.3)"]
+
+
+def test_a_variant_runs_alone_with_the_methods_that_run_under_it(listed, potluck):
+    assert compared(potluck, "--variant", "many") == ["MOON (mu=0.5)"]
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("mny", "potluck: [compare.variants] has no 'mny'. Did you mean 'many'?"),
+        ("all of them", "potluck: [compare.variants] has no 'all of them'. There are: few, large, many."),
+    ],
+)
+def test_a_variant_that_is_not_there_is_one_line(listed, potluck, name, line):
+    code, out, err = potluck("compare", "small.toml", "--variant", name)
+    assert (code, out, err.strip()) == (2, "", line)

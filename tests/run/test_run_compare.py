@@ -289,6 +289,12 @@ def test_a_model_of_the_server_that_is_not_finite_after_the_last_round_is_no_res
     assert found.totals["bytes_up"] == results[1].totals["bytes_up"]
 
 
+def test_a_model_of_the_server_whose_squares_overflow_is_finite_all_the_same(tmp_path):
+    methods = [{"name": "fedadam", "server": {"name": "adam", "lr": 1e25}}]
+    (found,) = compare(tiny(rounds=1), tmp_path, methods, [0], lambda *_: Listener())
+    assert type(found).__name__ == "Result"
+
+
 def test_the_same_comparison_again_does_not_stop_at_the_run_that_diverged(tmp_path):
     settings = tiny(run={"retries": 0})
     first = compare(settings, tmp_path, DIVERGING, [0], lambda *_: Listener())

@@ -82,6 +82,7 @@ def refusal(read, *arguments):
         ("[score]", "[compare]\nmethods = [3]\n[score]", "line 31: compare.methods.0 = 3: input should be a valid str"),
         ('share = "layerwise"', "local = 3", "line 24: method.local = 3: input should be an object."),
         ('share = "layerwise"', "server = {name = 'adma'}", "[method.server] knows no 'adma'. Did you mean 'adam'?"),
+        ('share = "layerwise"', "mean = {trim = 2}", "[method.mean] needs a name. There are: weighted, trimmed, "),
         ('share = "layerwise"', "server = {name = 'adam', lrr = 1}", "[method.server] has no setting 'lrr'. Did you"),
         ("rounds = 3", "rounds = 3\nrounds = 4", "line 3: Cannot overwrite a value."),
         ("[local]", "[data]\n[local]", "line 26: Cannot declare ('data',) twice."),

@@ -149,12 +149,17 @@ def compare(
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Names, comma-separated; name:key=value sets a method's own setting.",
+            help="Names, comma-separated: of the file's methods, with their settings there, or of others; "
+            "name:key=value sets a method's own setting.",
             autocompletion=completion.method_list,
         ),
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds, comma-separated.")] = None,
     changes: SetOption = None,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Run this variant of the file's [compare.variants], not all of them."),
+    ] = None,
     vary: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=A,B", help="Run every method with each of these values of a setting."),
@@ -188,6 +193,7 @@ def compare(
     from potluck.run.session import fresh_path
 
     experiment = read_experiment(file, [*(changes or ()), *_engine_changes(engine)])
+    experiment = arguments.with_variants(experiment, variant or ())
     experiment = arguments.with_grids(experiment, vary or (), tune or (), tune_seeds)
     wanted = arguments.comparison_methods(experiment, methods)
     numbers = arguments.comparison_seeds(experiment, seeds)

@@ -7,17 +7,17 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from potluck.core import InputError, SettingsError
+from potluck.core import InputError, SettingsError, suggestion
 from potluck.run import Experiment, config, value
 from potluck.run.tuning import without_unused
 
 
 def comparison_methods(experiment: Experiment, given: str | None) -> list[dict[str, Any]]:
     """The methods to compare, each with its settings: from --methods, or else from [compare]."""
+    wanted = listed_methods(experiment)
     if given is not None:
-        wanted = [_parse_method(text) for text in given.split(",") if text.strip()]
-    else:
-        wanted = [{"name": m} if isinstance(m, str) else dict(m) for m in experiment.compare.methods]
+        named = (_parse_method(text) for text in given.split(",") if text.strip())
+        wanted = [method for one in named for method in chosen_methods(experiment, one)]
     if not wanted:
         raise SettingsError("nothing to compare: name methods with --methods a,b or under [compare] methods.")
     own = experiment.method
@@ -25,6 +25,35 @@ def comparison_methods(experiment: Experiment, given: str | None) -> list[dict[s
     if len({repr(sorted(method.items(), key=str)) for method in found}) < len(found):
         raise SettingsError("--methods names the same method twice with the same settings; remove one.")
     return found
+
+
+def listed_methods(experiment: Experiment) -> list[dict[str, Any]]:
+    """The methods under [compare], each as a table with its name and settings."""
+    return [{"name": method} if isinstance(method, str) else dict(method) for method in experiment.compare.methods]
+
+
+def chosen_methods(experiment: Experiment, wanted: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The methods that a user's table means. A name without settings means the methods of that name under [compare],
+    with their settings there, if there are any. Any other table means itself."""
+    found = [method for method in listed_methods(experiment) if method["name"] == wanted.get("name")]
+    return found if found and wanted.keys() == {"name"} else [dict(wanted)]
+
+
+def with_variants(experiment: Experiment, wanted: Iterable[str]) -> Experiment:
+    """The experiment with these of its variants alone, and with the methods that run under them; none: all of them."""
+    compare, names = experiment.compare, list(wanted)
+    if not names:
+        return experiment
+    if odd := [name for name in names if name not in compare.variants]:
+        hint = suggestion(odd[0], compare.variants, "It has none." if not compare.variants else None)
+        raise SettingsError(f"[compare.variants] has no '{odd[0]}'.{hint}")
+    variants = {name: changes for name, changes in compare.variants.items() if name in names}
+    only = {name: methods for name, methods in compare.only.items() if name in names}
+    running = {name for methods in only.values() for name in methods} if only.keys() == variants.keys() else None
+    methods = [method for method in listed_methods(experiment) if running is None or method["name"] in running]
+    plain = experiment.plain()
+    told = {**plain["compare"], "variants": variants, "only": only, "methods": methods}
+    return config.experiment({**plain, "compare": told}, "[compare]")
 
 
 def _parse_method(text: str) -> dict[str, Any]:

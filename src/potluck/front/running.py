@@ -113,6 +113,7 @@ def compare(
     out: str | Path | None = None,
     *,
     seeds: Iterable[int] | None = None,
+    variants: Iterable[str] | None = None,
     data: Any = None,
     model: Any = None,
     set: Mapping[str, Any] | None = None,
@@ -128,11 +129,13 @@ def compare(
         >>> c.frame().groupby("method")["score"].max()
         >>> print(c.table("latex")); c.plot("learning", "curves.pdf"); c.report()
 
-    - methods: names, tables with a name and settings, classes or objects of your own; None: those under [compare].
+    - methods: names, tables with a name and settings, classes or objects of your own; None: those under [compare]. A
+      name alone means the methods of that name under [compare], with their settings there, if there are any.
     - experiment, data, model, set, watch, progress: as in `pl.run`; the watch hears of every run.
     - out: the folder of the runs; by default a new one under runs/. The same call with the same `out` repeats no
       run: it goes on where it stopped.
     - seeds: every method runs with each; by default those under [compare], or the experiment's own.
+    - variants: names under [compare.variants]; by default all of them.
     - tune: values among which every method chooses by validation score, on `tune_seeds`, before it runs:
       {"local.lr": [0.01, 0.03, 0.1]}.
     - jobs: how many runs go on at the same time, in processes of their own.
@@ -144,7 +147,8 @@ def compare(
     from potluck.run import comparison, session
 
     given = gather(experiment, data=data, model=model, method=None, changes=set)
-    found = _with_grid(given.experiment, tune, tune_seeds)
+    found = arguments.with_variants(given.experiment, [variants] if isinstance(variants, str) else variants or ())
+    found = _with_grid(found, tune, tune_seeds)
     wanted = _methods(found, methods)
     folder = Path(out) if out is not None else session.fresh_path(found.name, "compare")
     numbers = arguments.comparison_seeds(found, None) if seeds is None else comparison.whole_seeds(seeds, "seeds")
@@ -179,7 +183,8 @@ def _methods(experiment: Experiment, methods: Iterable[Any] | None) -> list[Any]
     if methods is None:
         return list(arguments.comparison_methods(experiment, None))
     several = [methods] if isinstance(methods, str | Mapping) or not isinstance(methods, Iterable) else methods
-    pairs = [method_table(method, experiment.method) for method in several]
+    chosen = (arguments.chosen_methods(experiment, {"name": m}) if isinstance(m, str) else [m] for m in several)
+    pairs = [method_table(method, experiment.method) for some in chosen for method in some]
     if not pairs:
         raise SettingsError("nothing to compare: name some methods.")
     return [table if object_ is None else with_local(object_, experiment) for table, object_ in pairs]

@@ -148,6 +148,8 @@ def _unknown_settings(kind: Any, plain: Any, path: Path_) -> Iterator[tuple[Path
         known = _fields(kind, plain)
         if (rules := _named_choices(kind)) and known is None and "name" in plain:
             yield (*path, "name"), f"knows no '{plain['name']}'.{suggestion(str(plain['name']), rules)}"
+        if rules and known is None and "name" not in plain:
+            yield (*path, "name"), f"needs a name. There are: {', '.join(rules)}."
         for key, value in plain.items():
             if known is not None and key not in known:
                 yield (*path, key), f"has no setting '{key}'.{suggestion(str(key), known)}"
@@ -174,8 +176,8 @@ def _fields(kind: Any, plain: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _named_choices(kind: Any) -> dict[str, Any]:
     """The dataclasses of a union, by the name that selects each."""
-    several = [part for part in typing.get_args(kind) if dataclasses.is_dataclass(part)]
-    return {str(getattr(part, "name", None)): part for part in several}
+    several = [part for part in typing.get_args(kind) if dataclasses.is_dataclass(part) and hasattr(part, "name")]
+    return {str(part.name): part for part in several}
 
 
 def _section_name(path: Path_) -> str:
