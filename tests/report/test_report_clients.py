@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 from made_runs import made_run, manifest, write_folder
+from rich.console import Console
 
-from potluck.report import compare_rows, read_record, write_report
+from potluck.report import compare_rows, compare_table, read_record, write_report
 from potluck.report.clients import bin_counts, pool_clients
+from potluck.report.paper_table import make_table
 
 
 def scored(round_: int, **local: object) -> dict[str, object]:
@@ -89,3 +91,46 @@ def test_odd_local_accuracies_do_not_stop_the_page(tmp_path: Path, local: dict[s
     folders = [folder(tmp_path / label, scored(1, **local), label=label) for label in "ab"]
     for chosen in (folders[:1], folders):
         assert "</html>" in write_report(chosen, tmp_path / "page.html").read_text()
+
+
+def after_local_epochs(tmp_path: Path) -> list[Path]:
+    """A has 31 % on the common test set and 75 % on its clients' mixes, B has 25 % and 80 %; guessing has 67 %."""
+    found = []
+    for label, common, own in (("A", 0.31, 0.75), ("B", 0.25, 0.8)):
+        spread = {"common": {"mean": common, "count": 2}, "own": {"mean": own, "count": 2}, "commonest": 0.67}
+        found.append(folder(tmp_path / label, {**scored(1), "personal": spread}, label=label))
+    return found
+
+
+GUESSING = "always saying its commonest label: 67.0%."
+
+
+def test_the_terminal_shows_scores_after_local_epochs_in_both_measures(tmp_path: Path) -> None:
+    console = Console(width=160)
+    with console.capture() as capture:
+        console.print(compare_table([read_record(path) for path in after_local_epochs(tmp_path)], 160))
+    _, head, _, *lines = [line.split() for line in capture.get().splitlines()]
+    assert head[:5] == ["method", "global", "personal", "own", "mix"]
+    assert [line[:4] for line in lines[:2]] == [["A", "50.0", "31.0", "75.0"], ["B", "50.0", "25.0", "80.0"]]
+    assert GUESSING in " ".join(word for line in lines for word in line)
+
+
+def test_the_page_of_a_comparison_shows_scores_after_local_epochs_in_both_measures(tmp_path: Path) -> None:
+    page = write_report(after_local_epochs(tmp_path), tmp_path / "a.html").read_text()
+    (rows,) = re.findall(r"<th scope=\"col\">personal</th><th scope=\"col\">own mix</th>.*?</table>", page)
+    assert re.findall(r"seed \(0\)\">([\d.]+)</td>", rows) == ["50.0", "31.0", "75.0", "50.0", "25.0", "80.0"]
+    assert GUESSING in page
+
+
+def test_the_page_of_a_run_shows_scores_after_local_epochs_in_both_measures(tmp_path: Path) -> None:
+    page = write_report(after_local_epochs(tmp_path)[:1], tmp_path / "a.html").read_text()
+    assert "after local epochs: 31.0 %; on clients' own mix of labels 75.0 %" in page
+
+
+def test_a_table_for_papers_shows_scores_after_local_epochs_in_both_measures(tmp_path: Path) -> None:
+    runs = [read_record(path) for path in after_local_epochs(tmp_path)]
+    head, _, *lines = make_table(runs).splitlines()
+    assert head == "| method | global | personal | own mix |"
+    assert lines[:2] == ["| A | 50.0 | **31.0** | 75.0 |", "| B | 50.0 | 25.0 | **80.0** |"]
+    assert GUESSING in lines[-1]
+    assert GUESSING not in make_table(runs, columns=["global"])

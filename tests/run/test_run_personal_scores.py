@@ -28,26 +28,56 @@ def test_both_measures_by_hand():
     assert not faults
 
 
-def test_a_served_model_is_trained_for_the_local_epochs_before_it_is_scored():
-    """Whole batches, so that the order of rows does not matter: two steps of plain gradient descent, written out."""
-    local = {"epochs": 2, "batch": 1000, "lr": 0.5}
-    setup = assemble(tiny(local=local, score={"clients": 8, "personal": True}, method={"name": "fedavg"}))
-    zoo, method = setup.context.zoo, setup.context.method
-    state = method.init(zoo, stream(0, "init"))
+WHOLE_BATCHES = {"epochs": 2, "batch": 1000, "lr": 0.5}
+"""So that the order of rows does not matter: two steps of plain gradient descent."""
+
+
+def accuracy_on_common_rows(setup, model, client=None):
+    """Of a model as it is or, for a client, after the two steps on its rows, written out."""
+    net, test = setup.context.zoo.build(model), setup.context.datasets.shard(SERVER).test.all()
+    for _ in range(2 if client else 0):
+        batch = setup.context.datasets.shard(client).train.all()
+        gradients = torch.autograd.grad(functional.cross_entropy(net(batch["x"]), batch["y"]), net.parameters())
+        with torch.no_grad():
+            for weight, gradient in zip(net.parameters(), gradients, strict=True):
+                weight -= 0.5 * gradient
+    return (net(test["x"]).argmax(1) == test["y"]).float().mean().item()
+
+
+def common_scores(setup, own, recall=lambda client: None):
+    """The personal scores of all eight clients on the common rows, by client."""
     clients = [setup.population.client(index, 0) for index in range(8)]
-    own = {client.id: method.serve(state, client, zoo) for client in clients}
-    session = Dispatcher(Serial(setup.context), method, zoo).open(0, everyone=True)
-    found, faults = personal_scores(session, clients, own, setup.context.problem)
+    method, zoo = setup.context.method, setup.context.zoo
+    session = Dispatcher(Serial(setup.context), method, zoo, recall=recall).open(0, everyone=True)
+    found, faults = personal_scores(session, clients, {c.id: own(c) for c in clients}, setup.context.problem)
     assert not faults
-    test = setup.context.datasets.shard(SERVER).test.all()
-    for id, scored in zip(found["common"]["ids"], found["common"]["values"], strict=True):
-        net, batch = zoo.build(own[id]), setup.context.datasets.shard(id).train.all()
-        for _ in range(2):
-            gradients = torch.autograd.grad(functional.cross_entropy(net(batch["x"]), batch["y"]), net.parameters())
-            with torch.no_grad():
-                for weight, gradient in zip(net.parameters(), gradients, strict=True):
-                    weight -= 0.5 * gradient
-        assert scored == pytest.approx((net(test["x"]).argmax(1) == test["y"]).float().mean().item(), abs=0.003)
+    return dict(zip(found["common"]["ids"], found["common"]["values"], strict=True))
+
+
+def test_a_served_model_is_trained_for_the_local_epochs_before_it_is_scored():
+    setup = assemble(tiny(local=WHOLE_BATCHES, method={"name": "fedavg"}))
+    method, zoo = setup.context.method, setup.context.zoo
+    state = method.init(zoo, stream(0, "init"))
+    found = common_scores(setup, lambda client: method.serve(state, client, zoo))
+    assert len(found) == 8
+    for id, scored in found.items():
+        served = method.serve(state, setup.population.client(int(id[1:]), 0), zoo)
+        assert scored == pytest.approx(accuracy_on_common_rows(setup, served, id), abs=0.003)
+
+
+@pytest.mark.parametrize(
+    ("name", "trained"),
+    [("dsfl", True), ("fedgems", True), ("fedmd", False), ("local", False)],
+)
+def test_a_kept_model_is_trained_before_it_is_scored_only_if_its_round_ends_with_distillation(name, trained):
+    setup = assemble(tiny(data={"public": 20}, local=WHOLE_BATCHES, method={"name": name}))
+    tiers = {f"c{index}": setup.population.client(index, 0).tier for index in range(8)}
+    kept = {id: setup.context.zoo.fresh(tier.spec, stream(0, id)) for id, tier in tiers.items()}
+    found = common_scores(setup, lambda client: None, lambda client: (0, {"model": kept[client]}))
+    as_kept = {id: accuracy_on_common_rows(setup, model) for id, model in kept.items()}
+    after_epochs = {id: accuracy_on_common_rows(setup, model, id) for id, model in kept.items()}
+    assert max(abs(after_epochs[id] - as_kept[id]) for id in kept) > 0.05
+    assert found == pytest.approx(after_epochs if trained else as_kept, abs=0.003)
 
 
 @pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS)

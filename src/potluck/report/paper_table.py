@@ -29,6 +29,7 @@ from potluck.report.summary import (
     failure_words,
     mean_of,
     metric_format,
+    personal_note,
     rankable_rows,
     sd_of,
 )
@@ -68,7 +69,7 @@ COSTS: dict[str, tuple[str, Callable[[float | None], str]]] = {
     "joules": ("energy", format_joules),
 }
 USUAL = (
-    *("seeds", "global", "average", "worst_tier", "tiers", "worst", "at_budget"),
+    *("seeds", "global", "average", "worst_tier", "personal", "own mix", "tiers", "worst", "at_budget"),
     *("bytes", "device_seconds", "joules"),
 )
 """The columns of a table for which none are named, as far as they are known."""
@@ -228,8 +229,10 @@ def caption(rows: Sequence[Row], columns: Sequence[PaperColumn], metric: MetricF
     failed = " Runs that diverged or failed are in no mean." if any(sequence(row["failed"]) for row in rows) else ""
     early = (number(mapping(column.pick(row)).get("ended_before")) for row in rows for column in columns)
     ended = " A run that ended before it had spent its budget is scored at its end." if any(early) else ""
-    first = f"Final test {metric.name}{metric.unit}{spread}. Bold: the best mean of a column.{bound}{failed}{ended}"
-    return f"{first} {choice_note(rows)}".rstrip()
+    asked = any(column.key in ("personal", "own mix") for column in columns)
+    personal = f" {personal_note(rows)}" if asked else ""
+    first = f"Final test {metric.name}{metric.unit}{spread}. Bold: the best mean of a column."
+    return f"{first}{personal}{bound}{failed}{ended} {choice_note(rows)}".rstrip()
 
 
 _LATEX = {
