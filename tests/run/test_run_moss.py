@@ -13,13 +13,23 @@ IMAGE = read_experiment(FOLDER / "image.toml")
 PRUNED = read_experiment(FOLDER / "image_pruned.toml")
 
 
-@pytest.mark.parametrize("name", ["image_300", "image_pruned", "ablations", "privacy", "robustness"])
+OTHERS = pytest.mark.parametrize("name", ["image_300", "image_pruned", "ablations", "privacy", "robustness"])
+
+
+@OTHERS
 def test_image_recipes_have_the_rates_the_data_and_the_transfers_of_the_first(name):
     other = read_experiment(FOLDER / f"{name}.toml")
     assert other.local == IMAGE.local
     assert replace(other.data, clients=60) == IMAGE.data
     assert name == "image_pruned" or other.method == IMAGE.method
     assert other.cohort == other.data.clients
+
+
+@OTHERS
+def test_image_recipes_score_models_on_the_common_rows_and_after_local_epochs(name):
+    other = read_experiment(FOLDER / f"{name}.toml")
+    assert other.score.common
+    assert other.score.personal
 
 
 def test_the_two_recipes_hold_moss_and_the_twelve_rivals_of_table_3():
