@@ -25,11 +25,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from potluck.report.statistics import PairedDifference, paired_difference
+
 HERE = Path(__file__).parent
-LAST = 5
-"""A run's score is the mean of this many last scorings, unless the claim says otherwise."""
+EMPTY: Mapping[str, Any] = {}
+ROUND = "round of the best"
+"""The statistic that is a number of rounds, not a score."""
+UPLOADED = "uploaded"
+"""The measure that is no score: millions of numbers, of four bytes each, that a client uploads in a round."""
+LAST = "mean of the last 5"
+"""What a figure is of a run's scorings, unless the claim or the column says otherwise."""
 PERCENT = ("accuracy", "f1")
 """Scores that are shown in percent; the others are shown as they are."""
+POWER = 0.8416
+"""The 80 % quantile of the normal distribution: a test of so many seeds finds a difference of this size in 80 %."""
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 WIDTH, HEIGHT, LEFT, BOTTOM, LABELS = 640, 300, 44, 28, 190
 """Pixels of a chart: the whole, and the room beside and under the lines."""
@@ -64,11 +73,14 @@ class Run:
         return int(self.manifest.get("fault_round") or 1) if self.manifest.get("status") == "diverged" else 0
 
     def fits(self, where: Mapping[str, Any]) -> bool:
-        """Whether the run has these settings, named with dots: ``{"method.name": "fedrolex"}``."""
-        return all(dig(self.settings, name) == value for name, value in where.items())
+        """Whether the run has these settings, named with dots: ``{"method.name": "fedrolex"}``; or this ``label``."""
+        told = {**self.settings, "label": self.manifest.get("label")}
+        return all(dig(told, name) == value for name, value in where.items())
 
     def curve(self, measure: str) -> list[tuple[int, float]]:
-        """(round, score) of every scoring that has this score."""
+        """(round, score) of every scoring that has this score; of what is sent, one figure for the whole run."""
+        if measure == UPLOADED:
+            return [(self.rounds, self.manifest["result"]["bytes_up"] / self.rounds / self.manifest["cohort"] / 4e6)]
         found = ((int(line["round"]), score_of(line, measure, self.manifest)) for line in self.scores)
         return [(index, score) for index, score in found if score is not None]
 
@@ -147,7 +159,8 @@ class Claim:
         self.columns: list[Mapping[str, Any]] = plain.get("column", [{"name": "ours"}])
         archive = plain.get("archive")
         found = read_archive(folder / archive) if archive else ()
-        fitting = [run for run in found if run.fits(plain.get("where", {})) and run.scores]
+        among = plain.get("among") or {run.seed for run in found}
+        fitting = [run for run in found if run.fits(plain.get("where", {})) and run.seed in among and run.scores]
         self.runs = [run for run in fitting if not run.diverged]
         self.diverged = [run for run in fitting if run.diverged]
         self.cells = {
@@ -165,45 +178,79 @@ class Claim:
 
     @property
     def metric(self) -> str:
+        if self.plain.get("measure") == UPLOADED:
+            return "millions of numbers"
         return str(self.runs[0].scores[0].get("metric", "accuracy")) if self.runs else "accuracy"
 
     def _cell(self, row: Mapping[str, Any], column: Mapping[str, Any]) -> Cell:
         where = {**row.get("where", {}), **column.get("where", {})}
         runs = [run for run in self.runs if run.fits(where)]
         measure = column.get("measure", self.plain.get("measure", "global.test"))
-        scores = {run.seed: self._statistic(run.curve(measure)) for run in runs}
+        scores = {run.seed: self._statistic(run.curve(measure), column) for run in runs}
         return Cell({seed: score for seed, score in sorted(scores.items()) if score is not None}, runs)
 
-    def _statistic(self, curve: Sequence[tuple[int, float]]) -> float | None:
-        scores = [score for index, score in curve if index and (not self.rounds or index <= self.rounds)]
-        if not scores:
+    def _statistic(self, curve: Sequence[tuple[int, float]], column: Mapping[str, Any] = EMPTY) -> float | None:
+        points = [point for point in curve if point[0] and (not self.rounds or point[0] <= self.rounds)]
+        if not points:
             return None
-        kind = self.plain.get("statistic", f"mean of the last {LAST}")
-        if kind == "best":
-            return max(scores)
-        return scores[-1] if kind == "last" else statistics.fmean(scores[-LAST:])
+        index, best = max(points, key=lambda point: point[1])
+        kinds = {"best": best, ROUND: float(index), "last": points[-1][1]}
+        kind = self.statistic(column)
+        return (
+            kinds[kind] if kind in kinds else statistics.fmean(score for _, score in points[-int(kind.split()[-1]) :])
+        )
 
-    def format(self, score: float | None) -> str:
+    def statistic(self, column: Mapping[str, Any] = EMPTY) -> str:
+        """What a figure is of a run's scorings."""
+        return str(column.get("statistic", self.plain.get("statistic", LAST)))
+
+    def format(self, score: float | None, sign: str = "") -> str:
+        """A score as the tables show it."""
         if score is None:
             return ""
-        return f"{100 * score:.1f}" if self.metric in PERCENT else f"{score:.3f}"
+        if self.statistic() == ROUND:
+            return f"{score:{sign},.0f}"
+        if self.plain.get("measure") == UPLOADED:
+            return f"{score:{sign}.2f}"
+        return f"{100 * score:{sign}.1f}" if self.metric in PERCENT else f"{score:{sign}.3f}"
 
-    def differences(self, better: str, worse: str) -> dict[int, float]:
+    def in_paper(self, better: str, worse: str) -> float | None:
+        """By how much the first row is above the second in the paper, as our scores count; None if it is not told."""
+        one, other = (next(row.get("paper") for row in self.rows if row["name"] == name) for name in (better, worse))
+        if not isinstance(one, int | float) or not isinstance(other, int | float):
+            return None
+        return (one - other) / (1 if self.statistic() == ROUND or self.plain.get("measure") == UPLOADED else 100)
+
+    def difference(self, better: str, worse: str) -> PairedDifference | None:
         """By how much one row is above another, for each seed that both have, after equally many rounds."""
         column = self.columns[0]
         measure = column.get("measure", self.plain.get("measure", "global.test"))
         above, below = (
             {run.seed: run.curve(measure) for run in self.cells[name, column["name"]].runs} for name in (better, worse)
         )
-        found = {}
+        first, second = dict[str, float](), dict[str, float]()
         for seed in sorted(above.keys() & below.keys()):
             end = min(curve[-1][0] if curve else 0 for curve in (above[seed], below[seed]))
             one, other = (
-                self._statistic([point for point in curve if point[0] <= end]) for curve in (above[seed], below[seed])
+                self._statistic([point for point in curve if point[0] <= end], column)
+                for curve in (above[seed], below[seed])
             )
             if one is not None and other is not None:
-                found[seed] = one - other
-        return found
+                first[str(seed)], second[str(seed)] = one, other
+        return paired_difference(first, second)
+
+    def judge(self, better: str, worse: str) -> str:
+        """The verdict on one pair of rows."""
+        found = self.difference(better, worse)
+        if found is None:
+            return "open"
+        if all(difference > 0 for difference in found.by_seed.values()):
+            return "reproduced"
+        if all(difference < 0 for difference in found.by_seed.values()):
+            return "not reproduced"
+        claimed = self.in_paper(better, worse)
+        excluded = claimed is not None and found.high is not None and found.high < claimed
+        return "not reproduced" if excluded else "open"
 
     def missing(self) -> list[str]:
         """What keeps the verdict open, for the rows that the claim compares."""
@@ -232,10 +279,8 @@ class Claim:
         order = self.plain.get("order", [])
         if not order or self.missing():
             return "open"
-        found = [self.differences(*pair).values() for pair in order]
-        if all(difference > 0 for each in found for difference in each):
-            return "reproduced"
-        return "not reproduced" if any(all(one < 0 for one in each) for each in found) else "open"
+        found = {self.judge(*pair) for pair in order}
+        return next(verdict for verdict in ("not reproduced", "open", "reproduced") if verdict in found)
 
     @property
     def seen(self) -> str:
@@ -244,14 +289,29 @@ class Claim:
             minutes = self.plain.get("minutes")
             cost = f"; about {minutes} minutes of one H200" if minutes else ""
             return f"`{self.plain['recipe']}`{cost}" if self.plain.get("recipe") else str(self.plain["why"])
-        parts = []
-        for better, worse in self.plain.get("order", []):
-            scale = 100 if self.metric in PERCENT else 1
-            found = self.differences(better, worse)
-            shown = ", ".join(f"{scale * value:+.{1 if scale == 100 else 3}f}" for value in found.values())
-            if shown:
-                parts.append(f"{better} minus {worse}: {shown}")
-        return "; ".join([*parts, *self.missing()])
+        pairs = (self._seen_of(*pair) for pair in self.plain.get("order", []))
+        return "; ".join([*filter(None, pairs), *self.missing()])
+
+    def _seen_of(self, better: str, worse: str) -> str:
+        """The differences of one pair of rows; if seeds differ, with their interval beside the paper's difference."""
+        found = self.difference(better, worse)
+        if found is None:
+            return ""
+        shown = f"{better} minus {worse}: {', '.join(self.format(one, '+') for one in found.by_seed.values())}"
+        claimed = self.in_paper(better, worse)
+        if found.ahead in (0, found.count) or found.low is None or claimed is None:
+            return shown
+        shown += f" (mean {self.format(found.mean, '+')}, 95 % interval {self.format(found.low, '+')} to "
+        shown += f"{self.format(found.high, '+')}; the paper: {self.format(claimed, '+')}"
+        if self.judge(better, worse) == "open":
+            spread = statistics.stdev(found.by_seed.values())
+            shown += f"; to find so much in 80 % of tests takes about {seeds_needed(spread, claimed)} seeds"
+        return f"{shown})"
+
+
+def seeds_needed(spread: float, difference: float) -> int:
+    """About how many pairs a paired test needs, so that it finds a difference of this size four times out of five."""
+    return max(2, math.ceil(((1.96 + POWER) * spread / difference) ** 2))
 
 
 def page(claims: Sequence[Claim], archives: Mapping[str, Mapping[str, Any]], words: str, charts: dict[str, str]) -> str:
@@ -324,22 +384,24 @@ def _list(values: Iterable[Any]) -> str:
 
 def _origin(claim: Claim, archives: Mapping[str, Mapping[str, Any]]) -> str:
     """Where the figures come from."""
-    name, statistic = claim.plain["archive"], claim.plain.get("statistic", f"mean of the last {LAST}")
-    about = archives[name]
-    scored = {"best": "the best scoring", "last": "the last scoring"}.get(statistic, f"the {statistic} scorings")
+    name, about = claim.plain["archive"], archives[claim.plain["archive"]]
+    scored = " / ".join(f"the {kind}" for kind in dict.fromkeys(map(claim.statistic, claim.columns)))
     rows = [f"{row['name']} with `{' '.join(row['set'])}`" for row in claim.rows if row.get("set")]
     also = f" ({'; '.join(rows)})" if rows else ""
     codes = dict.fromkeys(str(run.manifest["code"]) for run in claim.runs if "code" in run.manifest)
     code = f" (code {', '.join(f'`{one}`' for one in codes)})" if codes else ""
+    what = f"{scored} of a run's scorings ({claim.metric})"
+    if claim.plain.get("measure") == UPLOADED:
+        what = "the millions of numbers, of four bytes each, that a client uploads in a round"
     return (
-        f"Each figure is {scored} of a run ({claim.metric}). Command: `{claim.plain['command']}`{also}. "
+        f"Each figure is {what}. Command: `{claim.plain['command']}`{also}. "
         f"Commit {about['commit']}{code}; {about['hardware']}. Run folders: `results/{name}`."
     )
 
 
 def chart(claim: Claim) -> str:
-    """Learning curves as SVG: the mean over seeds of each row; empty if the claim has several columns."""
-    if len(claim.columns) > 1:
+    """Learning curves as SVG: the mean over seeds of each row; empty if columns show other runs or scores."""
+    if any("where" in column or "measure" in column for column in claim.columns[1:]):
         return ""
     measure, first = claim.plain.get("measure", "global.test"), claim.columns[0]["name"]
     lines = {row["name"]: _mean_curve(claim.cells[row["name"], first].runs, measure) for row in claim.rows}

@@ -86,6 +86,69 @@ def test_a_verdict_follows_from_the_scores(tmp_path, runs, verdict, seen):
     assert (found.verdict, found.seen) == (verdict, seen)
 
 
+def flat(method, seed, score):
+    return (method, seed, [score] * 6)
+
+
+NOISY = [flat("a", 0, 0.31), flat("a", 1, 0.30), flat("a", 2, 0.29), *(flat("b", seed, 0.3) for seed in range(3))]
+"""Differences of +1, 0 and -1 points: the interval is 0 +- 4.3027 / sqrt(3)."""
+
+
+@pytest.mark.parametrize(
+    ("paper", "verdict", "told"),
+    [
+        ((50, 47), "not reproduced", "(mean +0.0, 95 % interval -2.5 to +2.5; the paper: +3.0)"),
+        ((50, 48), "open", "; the paper: +2.0; to find so much in 80 % of tests takes about 2 seeds)"),
+        (("50", "47"), "open", "-1.0"),
+    ],
+)  # fmt: skip
+def test_if_seeds_differ_their_interval_is_held_against_what_the_paper_prints(tmp_path, paper, verdict, told):
+    kept(tmp_path, NOISY)
+    rows = [{"name": name, "where": {"method.name": name}, "paper": one} for name, one in zip("ab", paper, strict=True)]
+    found = claim(tmp_path, row=rows, seeds=3)
+    assert (found.verdict, found.seen.endswith(told)) == (verdict, True), found.seen
+
+
+@pytest.mark.parametrize(("spread", "difference", "seeds"), [(168, 50, 89), (0.01, 0.01, 8), (0.001, 1.0, 2)])
+def test_how_many_seeds_a_difference_needs(spread, difference, seeds):
+    """(1.96 + 0.84) squared is 7.85 times the squared ratio of spread and difference."""
+    assert board.seeds_needed(spread, difference) == seeds
+
+
+def test_only_the_seeds_that_count_are_shown(tmp_path):
+    kept(tmp_path, NOISY)
+    assert claim(tmp_path, among=[0]).seen.startswith("a minus b: +1.0; a has 1 of 2 seeds")
+
+
+def test_the_round_of_the_best_scoring_is_a_whole_number_of_rounds(tmp_path):
+    kept(tmp_path, [("a", 0, [0.1, 0.6, 0.5]), ("b", 0, [0.5, 0.2, 0.1])])
+    found = claim(tmp_path, statistic="round of the best", rounds=30, seeds=1)
+    assert (found.verdict, found.seen) == ("reproduced", "a minus b: +10")
+    assert [found.format(found.cells[name, "ours"].mean) for name in "ab"] == ["20", "10"]
+
+
+def test_what_clients_upload_is_told_in_millions_of_numbers(tmp_path):
+    """480 MB in 6 rounds of 10 clients are 2 million numbers for each."""
+    kept(tmp_path, [("a", 0, UP), ("b", 0, FLAT)])
+    for name, sent in (("a", 480e6), ("b", 240e6)):
+        manifest = {"mark": "ab", "cohort": 10, "result": {"bytes_up": sent}}
+        (tmp_path / "runs" / f"{name}-0" / "manifest.json").write_text(json.dumps(manifest))
+        lines = (tmp_path / "runs" / f"{name}-0" / "scores.jsonl").read_text()
+        (tmp_path / "runs" / f"{name}-0" / "scores.jsonl").write_text(lines.replace("0,", ","))
+    board.keep(list((tmp_path / "runs").iterdir()), tmp_path / "more.tar.gz")
+    found = claim(tmp_path, archive="more.tar.gz", measure="uploaded", rounds=6, seeds=1)
+    assert (found.verdict, found.seen) == ("reproduced", "a minus b: +1.00")
+    assert found.format(found.cells["a", "ours"].mean) == "2.00"
+
+
+def test_a_column_may_have_its_own_statistic(tmp_path):
+    kept(tmp_path, [("a", 0, UP)])
+    kinds = {"ours": {}, "best": {"statistic": "best"}, "two": {"statistic": "mean of the last 2"}}
+    columns = [{"name": name, **kind} for name, kind in kinds.items()]
+    found = claim(tmp_path, column=columns)
+    assert [found.format(found.cells["a", column["name"]].mean) for column in columns] == ["40.0", "60.0", "55.0"]
+
+
 def test_a_run_that_diverged_is_told_and_counts_in_no_mean(tmp_path):
     kept(tmp_path, [("a", 0, UP), ("b", 0, FLAT)])
     folder = tmp_path / "runs" / "a-1"
