@@ -53,6 +53,9 @@ class Killer(Silent):
         self.cluster, self.random, self.done, self.threads = cluster, random.Random(seed), [], []
 
     def round(self, done, scores, totals):
+        if done % 2:  # one kill after the other, however fast rounds are
+            for thread in self.threads:
+                thread.join()
         if len(self.cluster.worker_nodes) < 2:  # Ray adds nodes in the main thread alone
             self.cluster.add_node(num_cpus=1)
         if done % 2 and done // 2 < len(KILLS):
@@ -71,7 +74,7 @@ class Killer(Silent):
         time.sleep(pause)
         if node is not None:
             self.cluster.remove_node(node, allow_graceful=False)
-        elif found := workers(busy=what.startswith("busy")):
+        elif found := wait_for_workers(busy=what.startswith("busy")):
             os.kill(self.random.choice(found), signal.SIGKILL)
         else:
             return
@@ -87,6 +90,14 @@ def workers(busy=False):
                 found[pid] = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     running = [pid for pid, state in found.items() if state == "R"]
     return running if busy and running else list(found)
+
+
+def wait_for_workers(busy, patience=20.0):
+    """Workers may all be starting at this moment: those that are there within the patience."""
+    end = time.monotonic() + patience
+    while not (found := workers(busy)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return found
 
 
 def tasks(result):
