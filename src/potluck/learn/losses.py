@@ -131,4 +131,6 @@ class ProximalTerm:
     strength: float
 
     def __call__(self, grads: Grads, weights: Mapping[str, Tensor]) -> Grads:
-        return {name: grad + self.strength * (weights[name] - self.towards[name]) for name, grad in grads.items()}
+        away = torch._foreach_sub([weights[name] for name in grads], [self.towards[name] for name in grads])
+        torch._foreach_mul_(away, self.strength)
+        return dict(zip(grads, torch._foreach_add(list(grads.values()), away), strict=True))

@@ -154,7 +154,8 @@ class DriftCorrection:
     by: Arrays
 
     def __call__(self, grads: Grads, weights: Mapping[str, Tensor]) -> Grads:
-        return {name: grad + self.by[name] for name, grad in grads.items()}
+        corrected = torch._foreach_add(list(grads.values()), [self.by[name] for name in grads])
+        return dict(zip(grads, corrected, strict=True))
 
 
 def client_variates(memory: Memory, like: Arrays) -> dict[str, Tensor]:

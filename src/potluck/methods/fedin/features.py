@@ -42,9 +42,22 @@ class LentFeatures:
 
 def without_updates(net: nn.Module, x: Tensor) -> Tensor:
     """A network's output; its buffers stay unchanged."""
-    buffers = {name: buffer.detach().clone() for name, buffer in net.named_buffers()}
-    out: Tensor = functional_call(net, buffers, (x,))
+    out: Tensor = functional_call(net, copy_tensors(dict(net.named_buffers())), (x,))
     return out
+
+
+def copy_tensors(tensors: Arrays) -> dict[str, Tensor]:
+    """Copies of tensors, in one operation for each dtype: a network has many small buffers."""
+    kinds: dict[torch.dtype, list[str]] = {}
+    for name, tensor in tensors.items():
+        kinds.setdefault(tensor.dtype, []).append(name)
+    copies: dict[str, Tensor] = {}
+    for dtype, names in kinds.items():
+        some = [tensors[name].detach() for name in names]
+        # A bool times 1 would be an integer.
+        same = [one.clone() for one in some] if dtype is torch.bool else torch._foreach_mul(some, 1)
+        copies |= dict(zip(names, same, strict=True))
+    return copies
 
 
 def body_features(net: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,9 +19,10 @@ class SumGradients:
     """The share of `main` for weights without an `aside` gradient."""
 
     def __call__(self, main: Grads, aside: Grads) -> Grads:
-        return {
-            name: aside[name] + self.share * grad if name in aside else self.rest * grad for name, grad in main.items()
-        }
+        shares = [self.share if name in aside else self.rest for name in main]
+        combined = dict(zip(main, torch._foreach_mul(list(main.values()), shares), strict=True))
+        torch._foreach_add_([combined[name] for name in aside], list(aside.values()))
+        return combined
 
 
 @dataclass(frozen=True)
