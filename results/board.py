@@ -257,8 +257,11 @@ class Claim:
         found = []
         for name in dict.fromkeys(name for pair in self.plain.get("order", []) for name in pair):
             runs = self.cells[name, self.columns[0]["name"]].runs
-            where = next(row.get("where", {}) for row in self.rows if row["name"] == name)
-            lost = [run for run in self.diverged if run.fits(where)]
+            row = next(row for row in self.rows if row["name"] == name)
+            lost, wanted = (
+                [run for run in self.diverged if run.fits(row.get("where", {}))],
+                row.get("seeds", self.seeds),
+            )
             found += [f"{name} diverged in round {run.diverged:,} with seed {run.seed}" for run in lost]
             done = [run for run in runs if run.rounds >= self.rounds]
             if not runs and not lost:
@@ -267,8 +270,8 @@ class Claim:
                 continue
             elif not done:
                 found.append(f"{name} is at round {max(run.rounds for run in runs):,} of {self.rounds:,}")
-            elif len(done) < self.seeds:
-                found.append(f"{name} has {len(done)} of {self.seeds} seeds")
+            elif len(done) < wanted:
+                found.append(f"{name} has {len(done)} of {wanted} seeds")
         return found
 
     @property

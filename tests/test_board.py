@@ -86,6 +86,13 @@ def test_a_verdict_follows_from_the_scores(tmp_path, runs, verdict, seen):
     assert (found.verdict, found.seen) == (verdict, seen)
 
 
+def test_a_row_may_need_another_number_of_seeds(tmp_path):
+    kept(tmp_path, [("a", 0, UP), ("a", 1, UP), ("b", 0, FLAT)])
+    rows = [{"name": "a", "where": {"method.name": "a"}}, {"name": "b", "where": {"method.name": "b"}, "seeds": 1}]
+    assert claim(tmp_path).seen == "a minus b: +10.0; b has 1 of 2 seeds"
+    assert (claim(tmp_path, row=rows).verdict, claim(tmp_path, row=rows).seen) == ("reproduced", "a minus b: +10.0")
+
+
 def flat(method, seed, score):
     return (method, seed, [score] * 6)
 
