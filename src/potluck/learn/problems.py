@@ -13,13 +13,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from potluck.core import Batch, Examples, Loss
 from potluck.learn import metrics
 from potluck.learn.losses import IGNORED, CrossEntropy, class_mask, mask_logits
 
 BATCH = 256
-"""The most rows that are scored at once."""
+"""The most rows that are scored at once on a CPU."""
+
+GPU_BATCH, GPU_ENTRIES = 1024, 1 << 22
+"""The most rows that are scored at once on a GPU, and the most entries of their inputs; `BATCH` rows always are."""
 
 ROOM = 1 << 24
 """The most logits that are held at once, for problems with logits for every token of a row."""
@@ -47,21 +51,21 @@ class Classify:
         These counts can be added over examples and devices. If `owned` is given, the logits of other classes are set to
         zero, as in training with label masks.
         """
-        right = torch.zeros(self.classes, dtype=torch.long)
-        seen, guessed = torch.zeros_like(right), torch.zeros_like(right)
-        total = 0.0
+        losses, said, true = list[Tensor](), list[Tensor](), list[Tensor]()
         net.eval()
         with torch.inference_mode():
-            for at in range(0, len(examples), BATCH):
-                batch = examples[slice(at, at + BATCH)]
+            for batch in scored_batches(net, examples):
                 scores, labels = net(batch["x"]), batch["y"]
                 if owned is not None:
                     scores = mask_logits(scores, class_mask(owned, self.classes))
-                total += float(functional.cross_entropy(scores, labels, reduction="sum"))
-                said = scores.argmax(1)
-                right += _class_counts(labels[said == labels], self.classes)
-                seen += _class_counts(labels, self.classes)
-                guessed += _class_counts(said, self.classes)
+                losses.append(functional.cross_entropy(scores, labels, reduction="sum"))
+                said.append(scores.argmax(1))
+                true.append(labels)
+        # Values are read once, at the end: reading them in the loop would wait for a GPU in every batch.
+        guesses, labels = (torch.cat(parts).cpu() if parts else torch.zeros(0).long() for parts in (said, true))
+        counted = (labels[guesses == labels], labels, guesses)
+        right, seen, guessed = (torch.bincount(some, minlength=self.classes) for some in counted)
+        total = sum(_values(losses), 0.0)
         extra = {} if self.metric == "accuracy" else {"guessed": guessed.tolist()}
         return {"right": right.tolist(), "seen": seen.tolist(), "loss": total, **extra}
 
@@ -105,17 +109,17 @@ class NextToken:
 
     def tally(self, net: nn.Module, examples: Examples, owned: Sequence[int] | None = None) -> dict[str, Any]:
         """Correct predictions, tokens and total loss. If `owned` is given, the logits of other tokens are zero."""
-        right, seen, total = 0, 0, 0.0
+        losses, right, seen = list[Tensor](), list[Tensor](), list[Tensor]()
         net.eval()
         with torch.inference_mode():
             for batch in _batches(examples, self.classes):
                 scores, labels = net(batch["x"]).flatten(0, -2), batch["y"].flatten()
                 if owned is not None:
                     scores = mask_logits(scores, class_mask(owned, self.classes))
-                total += float(functional.cross_entropy(scores, labels, ignore_index=IGNORED, reduction="sum"))
-                right += int((scores.argmax(1) == labels).sum())
-                seen += int((labels != IGNORED).sum())
-        return {"right": right, "seen": seen, "loss": total}
+                losses.append(functional.cross_entropy(scores, labels, ignore_index=IGNORED, reduction="sum"))
+                right.append((scores.argmax(1) == labels).sum())
+                seen.append((labels != IGNORED).sum())
+        return {"right": sum(_values(right)), "seen": sum(_values(seen)), "loss": sum(_values(losses), 0.0)}
 
     def scores(self, tallies: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         """Accuracy, mean loss and perplexity over all tokens; no perplexity if it is too large for a float."""
@@ -228,15 +232,15 @@ class Regress:
 
     def tally(self, net: nn.Module, examples: Examples, owned: Sequence[int] | None = None) -> dict[str, Any]:
         """The sum of squared errors, and the moments of predictions and targets."""
-        parts, total = [], 0.0
+        losses, pairs = list[Tensor](), list[tuple[Tensor, Tensor]]()
         net.eval()
         with torch.inference_mode():
-            for at in range(0, len(examples), BATCH):
-                batch = examples[slice(at, at + BATCH)]
+            for batch in scored_batches(net, examples):
                 said, true = net(batch["x"]).squeeze(-1).double(), batch["y"].double()
-                total += float(((said - true) ** 2).sum())
-                parts.append(metrics.moments(said.tolist(), true.tolist()))
-        return {"loss": total, "moments": metrics.merge_moments(parts)}
+                losses.append(((said - true) ** 2).sum())
+                pairs.append((said, true))
+        parts = [metrics.moments(said.tolist(), true.tolist()) for said, true in pairs]
+        return {"loss": sum(_values(losses), 0.0), "moments": metrics.merge_moments(parts)}
 
     def scores(self, tallies: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         """Pearson's correlation, and the mean squared error as the loss."""
@@ -249,6 +253,32 @@ class Regress:
 
 def _class_counts(labels: Tensor, classes: int) -> Tensor:
     return torch.bincount(labels.cpu(), minlength=classes)
+
+
+def _values(scalars: Sequence[Tensor]) -> list[Any]:
+    """The values of tensors without dimensions; a GPU is waited for once."""
+    return list(torch.stack(list(scalars)).tolist()) if scalars else []
+
+
+def scored_batches(net: nn.Module, examples: Examples) -> Iterator[Batch]:
+    """All examples, in the batches in which they are scored."""
+    rows = BATCH
+    if len(examples) > rows:
+        where = next((weight.device for weight in net.parameters()), torch.device("cpu"))
+        rows = rows_at_once(net, examples[slice(0, 1)]["x"].numel(), where)
+    for at in range(0, len(examples), rows):
+        yield examples[slice(at, at + rows)]
+
+
+def rows_at_once(net: nn.Module, entries: int, hardware: torch.device) -> int:
+    """How many rows, with so many entries each, are scored at once: more on a GPU, which small batches leave idle.
+
+    Not if a norm takes the statistics of the batch: then scores depend on its size.
+    """
+    static = any(isinstance(layer, _BatchNorm) and layer.running_mean is None for layer in net.modules())
+    if hardware.type != "cuda" or static:
+        return BATCH
+    return max(BATCH, min(GPU_BATCH, GPU_ENTRIES // max(entries, 1)))
 
 
 def _batches(examples: Examples, classes: int) -> Iterator[Batch]:
