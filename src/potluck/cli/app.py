@@ -82,7 +82,9 @@ RunsArgument = Annotated[
 BudgetOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--budget", metavar="COST=AMOUNT", help="Show scores at this cost, such as energy=500, in place of [compare]'s."
+        "--budget",
+        metavar="COST=AMOUNT",
+        help="Show scores at this cost, such as energy=500, in place of \\[compare]'s.",
     ),
 ]
 FormatOption = Annotated[Format, typer.Option("--format", help="Print a table, or one JSON object for programs.")]
@@ -158,7 +160,7 @@ def compare(
     changes: SetOption = None,
     variant: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Run this variant of the file's [compare.variants], not all of them."),
+        typer.Option(metavar="NAME", help="Run this variant of the file's \\[compare.variants], not all of them."),
     ] = None,
     vary: Annotated[
         list[str] | None,

@@ -47,7 +47,7 @@ StateOption = Annotated[
 
 @app.command(rich_help_panel=PANEL, epilog="Example: potluck server experiment.toml --kit kits/server")
 def server(
-    file: Annotated[Path, typer.Argument(help="A TOML file with a section [nodes].")],
+    file: Annotated[Path, typer.Argument(help="A TOML file with a section \\[nodes].")],
     kit: ServerKit,
     changes: SetOption = None,
     out: OutOption = None,
