@@ -121,6 +121,9 @@ def _print_error(fault: Exception) -> int:
     if _out_of_memory(fault):
         _complain("out of memory. Use fewer workers (--set run.workers=1) or a smaller model.")
         return RESOURCE
+    if advice := _gpu_advice(fault):
+        _complain(advice)
+        return RESOURCE
     code = getattr(fault, "exit_code", None)
     if isinstance(code, int):
         first, *others = getattr(fault, "lines", None) or [str(fault)]
@@ -140,6 +143,15 @@ def _complain(text: str, start: str = "potluck: ") -> None:
     from potluck.cli.safe_text import visible
 
     print(f"{start}{visible(' '.join(text.split()))}", file=sys.stderr)
+
+
+def _gpu_advice(fault: Exception) -> str:
+    """What to do about a GPU that has no room; empty if the error is another one."""
+    if "cuda" not in str(fault).lower():
+        return ""
+    from potluck.core import gpu_advice
+
+    return gpu_advice(fault)
 
 
 def _out_of_memory(fault: Exception) -> bool:

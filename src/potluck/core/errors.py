@@ -60,6 +60,20 @@ class ResourceError(UserError):
     exit_code = 6
 
 
+GPU_FULL = ("cuda out of memory", "cuda error: out of memory", "cuda-capable device(s) is/are busy")
+"""What CUDA and torch say if a GPU has no memory left, or no room for one more process."""
+
+
+def gpu_advice(fault: BaseException) -> str:
+    """What to do about a GPU that has no room; empty if the error is another one."""
+    if not any(words in str(fault).lower() for words in GPU_FULL):
+        return ""
+    return (
+        "the GPU has no room left. Start fewer runs at once (--jobs), train fewer clients side by side "
+        "(--set run.streams=4), or use smaller batches."
+    )
+
+
 class Skip(Exception):
     """Raised on the client side if there is nothing to do. The client counts as absent; the ledger says why."""
 

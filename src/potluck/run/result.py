@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from potluck.core import UserError, one_line, require_library
+from potluck.core import UserError, gpu_advice, one_line, require_library
 from potluck.ledger import LedgerError, read_run
 
 if TYPE_CHECKING:
@@ -169,5 +169,7 @@ class FailedRun:
 
 def reason_of(fault: BaseException) -> str:
     """An error in one line; of one that nobody expects, with the name of its class."""
+    if advice := gpu_advice(fault):
+        return advice.rstrip(".")
     expected = isinstance(fault, UserError | LedgerError)
     return one_line(str(fault) if expected else f"{type(fault).__name__}: {fault}", 500)
