@@ -118,7 +118,7 @@ def other_columns(columns: list[str], taken: tuple[str, ...], name: str) -> tupl
     return found
 
 
-def classes_of(label: Array, test: Array | None) -> tuple[Array, tuple[str, ...], Array | None]:
+def classes_of(label: Array, test: Array | None, name: str) -> tuple[Array, tuple[str, ...], Array | None]:
     """Labels of training and test rows, and the names of the classes if labels are whole numbers with a gap."""
     columns = [label] if test is None else [label, test]
     if all(_are_whole(each) for each in columns):
@@ -130,7 +130,7 @@ def classes_of(label: Array, test: Array | None) -> tuple[Array, tuple[str, ...]
         names: tuple[str, ...] = ()
     elif len(known) > NAMED_CLASSES:
         raise InputError(
-            f"the label has {len(known)} different whole numbers with gaps, from {known[0]} to {known[-1]}: too many "
+            f"{name}: the label has {len(known)} different whole numbers with gaps, from {known[0]} to {known[-1]}: too many "
             "to be names of classes. To regress on them, write them as floats; else number the classes from 0"
         )
     else:
@@ -168,7 +168,7 @@ def _labels(
     """As `classes_of`."""
     wanted, setting = data.label_column, "data.label_column"
     answers = None if test is None else column_of(test, wanted, setting, f"{name}, test rows")
-    return classes_of(column_of(frame, wanted, setting, name), answers)
+    return classes_of(column_of(frame, wanted, setting, name), answers, name)
 
 
 def _numbers(frame: pandas.DataFrame, features: Iterable[str], name: str) -> Array:

@@ -194,6 +194,7 @@ def _stored_numbers(train: Any, test: Any, features: tuple[str, ...], data: Data
     labels, names, answers = classes_of(
         column(train, data.label_column, "data.label_column"),
         None if test is None else column(test, data.label_column, "data.label_column"),
+        name,
     )
     found = from_arrays(
         numbers(train),
@@ -225,6 +226,7 @@ def _pictures(train: Any, test: Any, column: str, data: Data, name: str) -> Sour
     labels, known, answers = classes_of(
         column_of(frame, label, "data.label_column", name),
         None if other is None else column_of(other, label, "data.label_column", f"{name}, test rows"),
+        name,
     )
     source = from_arrays(
         _picture_rows(train, column, size, name),
