@@ -130,8 +130,8 @@ def classes_of(label: Array, test: Array | None, name: str) -> tuple[Array, tupl
         names: tuple[str, ...] = ()
     elif len(known) > NAMED_CLASSES:
         raise InputError(
-            f"{name}: the label has {len(known)} different whole numbers with gaps, from {known[0]} to {known[-1]}: too many "
-            "to be names of classes. To regress on them, write them as floats; else number the classes from 0"
+            f"{name}: the label has {len(known)} different whole numbers with gaps, from {known[0]} to {known[-1]}: "
+            "too many to be names of classes. To regress on them, write them as floats; else number the classes from 0"
         )
     else:
         names, columns = tuple(map(str, known.tolist())), [np.searchsorted(known, each) for each in columns]
