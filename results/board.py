@@ -258,10 +258,8 @@ class Claim:
         for name in dict.fromkeys(name for pair in self.plain.get("order", []) for name in pair):
             runs = self.cells[name, self.columns[0]["name"]].runs
             row = next(row for row in self.rows if row["name"] == name)
-            lost, wanted = (
-                [run for run in self.diverged if run.fits(row.get("where", {}))],
-                row.get("seeds", self.seeds),
-            )
+            lost = [run for run in self.diverged if run.fits(row.get("where", {}))]
+            wanted = row.get("seeds", self.seeds)
             found += [f"{name} diverged in round {run.diverged:,} with seed {run.seed}" for run in lost]
             done = [run for run in runs if run.rounds >= self.rounds]
             if not runs and not lost:

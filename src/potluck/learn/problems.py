@@ -64,7 +64,7 @@ class Classify:
         # Values are read once, at the end: reading them in the loop would wait for a GPU in every batch.
         guesses, labels = (torch.cat(parts).cpu() if parts else torch.zeros(0).long() for parts in (said, true))
         counted = (labels[guesses == labels], labels, guesses)
-        right, seen, guessed = (torch.bincount(some, minlength=self.classes) for some in counted)
+        right, seen, guessed = (_class_counts(some, self.classes) for some in counted)
         total = sum(_values(losses), 0.0)
         extra = {} if self.metric == "accuracy" else {"guessed": guessed.tolist()}
         return {"right": right.tolist(), "seen": seen.tolist(), "loss": total, **extra}
@@ -159,24 +159,23 @@ class Tag:
 
     def tally(self, net: nn.Module, examples: Examples, owned: Sequence[int] | None = None) -> dict[str, Any]:
         """Correct tags, all tags and total loss; of each kind of entity the correct, true and predicted ones."""
-        right, seen, total = 0, 0, 0.0
-        counts = {kind: [0, 0, 0] for kind in self.kinds}
+        losses, said, true = list[Tensor](), list[Tensor](), list[Tensor]()
         net.eval()
         with torch.inference_mode():
             for batch in _batches(examples, len(self.names)):
                 scores, labels = net(batch["x"]), batch["y"]
                 if owned is not None:
                     scores = mask_logits(scores, class_mask(owned, len(self.names)))
-                total += float(
-                    functional.cross_entropy(
-                        scores.flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="sum"
-                    )
-                )
-                said = scores.argmax(-1)
-                right += int((said == labels).sum())
-                seen += int((labels != IGNORED).sum())
-                self._count(counts, said.tolist(), labels.tolist())
-        return {"right": right, "seen": seen, "loss": total, "entities": counts}
+                flat = scores.flatten(0, -2), labels.flatten()
+                losses.append(functional.cross_entropy(*flat, ignore_index=IGNORED, reduction="sum"))
+                said.append(scores.argmax(-1))
+                true.append(labels)
+        counts = {kind: [0, 0, 0] for kind in self.kinds}
+        for guesses, labels in zip(said, true, strict=True):
+            self._count(counts, guesses.tolist(), labels.tolist())
+        right = _values([(guesses == labels).sum() for guesses, labels in zip(said, true, strict=True)])
+        seen = _values([(labels != IGNORED).sum() for labels in true])
+        return {"right": sum(right), "seen": sum(seen), "loss": sum(_values(losses), 0.0), "entities": counts}
 
     def _count(self, counts: dict[str, list[int]], said: list[list[int]], labels: list[list[int]]) -> None:
         """Adds the entities of some rows to the counts; tokens without a tag are skipped."""
