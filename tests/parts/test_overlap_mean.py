@@ -231,6 +231,41 @@ def test_buffers_are_added_in_a_few_operations_also_under_other_names():
     assert len(done.seen) - done.seen.count("aten.as_strided.default") < 5 * BLOCK
 
 
+@pytest.mark.parametrize("rows", [20, 40], ids=["two dimensions cut", "one dimension cut"])
+def test_sums_of_index_lists_have_the_bits_of_entries_added_one_by_one(rows):
+    """Two clients with fractional weights and units at random, in tensors of three dimensions and of one."""
+    axes = {"w": (Axis("rows", 40), Axis("columns", 30), None), "b": (Axis("columns", 30),)}
+    start = {"w": torch.randn(40, 30, 2), "b": torch.randn(30)}
+    mean = OverlapMean(start)
+    totals = {name: torch.full_like(tensor, -0.0, dtype=torch.float64) for name, tensor in start.items()}
+    weights = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in start.items()}
+    for weight in (0.3, 0.7):
+        picked = {"rows": torch.randperm(40)[:rows].sort().values, "columns": torch.randperm(30)[:20]}
+        held = part(axes, lambda axis, picked=picked: picked[axis.group])
+        sent = {name: tensor + 0.1 for name, tensor in held.take(start).items()}
+        mean.add(sent, held, weight)
+        entries = {"w": (picked["rows"].view(-1, 1), picked["columns"]), "b": (picked["columns"],)}
+        for name, tensor in sent.items():
+            assert any(isinstance(index, torch.Tensor) for index in held.place(name).dims)
+            totals[name][entries[name]] += tensor.double() * weight
+            weights[name][entries[name]] += weight
+    for name in start:
+        assert torch.equal(mean.block.totals[name], totals[name])
+        assert torch.equal(mean.block.weights[name].expand_as(weights[name]), weights[name])
+
+
+def test_index_lists_of_any_length_are_added_in_a_few_operations():
+    """Units at random in both dimensions of a matrix, and in two vectors that share a list with it."""
+    axes = {"w": (Axis("rows", 400), Axis("columns", 300)), "b": (Axis("rows", 400),), "c": (Axis("rows", 400),)}
+    start = {name: torch.zeros(*(axis.size for axis in dims)) for name, dims in axes.items()}
+    held = part(axes, lambda axis: torch.randperm(axis.size)[:100])
+    sent, mean = held.take(start), OverlapMean(start)
+    mean.add(sent, held)
+    with Operations() as done:
+        mean.add(sent, held)
+    assert len(done.seen) - done.seen.count("aten.view.default") <= 12
+
+
 class Operations(TorchDispatchMode):
     """Notes the operations that torch runs."""
 

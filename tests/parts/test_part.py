@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from potluck.core import Axis
 from potluck.parts import WHOLE, Mask, part
@@ -107,3 +108,26 @@ def test_index_lists_are_brought_to_the_tensors_once_and_shared():
     assert lists[0] is lists[1]
     assert lists[0].device.type == "meta"
     assert (moved.units, moved.entire) == (found.units, found.entire)
+
+
+def test_all_index_lists_of_a_part_are_copied_to_a_gpu_at_once():
+    axes = {f"w{n}": (Axis(f"units {n}", 100), Axis(f"units {n + 1}", 100)) for n in range(5)}
+    found = part(axes, lambda axis: [unit * unit for unit in range(10)])
+    with Copies() as copies:
+        moved = found.on(torch.device("meta"))
+    assert copies.count == 1
+    assert [index.tolist() for index in found.places["w3"].dims] == [[unit * unit for unit in range(10)]] * 2
+    assert all(len(index) == 10 for place in moved.places.values() for index in place.dims)
+    assert moved.places["w3"].dims[1] is moved.places["w4"].dims[0]
+
+
+class Copies(TorchDispatchMode):
+    """Counts the copies to other hardware."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.count += str(operation) == "aten._to_copy.default"
+        return operation(*args, **(kwargs or {}))

@@ -82,6 +82,7 @@ class OverlapMean:
         self._block = Sums()
         self._number = 0
         self._next = 0
+        self._indicators: dict[int, tuple[Tensor, Tensor]] = {}
 
     def add(self, arrays: Arrays, held: Any, weight: Weight = 1.0, position: int | None = None) -> None:
         """Adds one contribution. `position` is the index of its task among all tasks of the fold."""
@@ -248,16 +249,34 @@ class OverlapMean:
             weights |= dict.fromkeys(names, factor)
 
     def _add_blocks(self, place: Place, tensor: Tensor, factor: float) -> None:
-        cut = [index is not None for index in place.dims]
-        total, weights, tensor = map(place.unfold, (*self._sums_of(place.name, cut), tensor))
+        sums = self._sums_of(place.name, [index is not None for index in place.dims])
+        if any(isinstance(index, Tensor) for index in place.dims):
+            self._add_listed(place, tensor, factor, *sums)
+            return
+        total, weights, tensor = map(place.unfold, (*sums, tensor))
         for there, here in place.unfolded.blocks(tensor.shape):
-            if any(isinstance(index, Tensor) for index in there):
-                at = _product_index(there)
-                total[at] += tensor[here].to(torch.float64) * factor
-                weights[at] += factor
-            else:
-                total[there].add_(tensor[here], alpha=factor)
-                weights[there].add_(factor)
+            total[there].add_(tensor[here], alpha=factor)
+            weights[there].add_(factor)
+
+    def _add_listed(self, place: Place, tensor: Tensor, factor: float, total: Tensor, weights: Tensor) -> None:
+        """Adds a tensor whose place is index lists: a few operations, however long the lists are."""
+        doubles = tensor.to(torch.float64)
+        doubles = doubles if factor == 1 else doubles * factor
+        lists = {dim: index for dim, index in enumerate(place.dims) if isinstance(index, Tensor)}
+        _index_add(total, list(lists.items()), doubles)
+        chosen = None
+        for dim, index in lists.items():
+            one = self._indicator(index, total.shape[dim]).view(-1, *[1] * (total.dim() - 1 - dim))
+            chosen = one if chosen is None else chosen * one
+        assert chosen is not None
+        weights.add_(chosen, alpha=factor)
+
+    def _indicator(self, index: Tensor, length: int) -> Tensor:
+        """A vector of this length with ones where the list points, zeros elsewhere; tensors with one list share it."""
+        if id(index) not in self._indicators:
+            one = torch.zeros(length, dtype=torch.float64, device=index.device).index_fill_(0, index, 1.0)
+            self._indicators[id(index)] = index, one
+        return self._indicators[id(index)][1]
 
     def _add_entries(self, place: Place, tensor: Tensor, factors: Tensor) -> None:
         total, weights = self._sums_of(place.name, [True] * tensor.dim())
@@ -293,6 +312,18 @@ class OverlapMean:
             maximum[at] = torch.maximum(maximum[at], tensor[here])
             seen[at] = True
         self._block.maxima[place.name] = (maximum, seen)
+
+
+def _index_add(total: Tensor, lists: Sequence[tuple[int, Tensor]], more: Tensor) -> None:
+    """``total[lists] += more`` for lists in some dimensions, each without repeated entries, and all of the others."""
+    (dim, index), *rest = lists
+    index = index.to(total.device)
+    if not rest:
+        total.index_add_(dim, index, more)
+        return
+    some = total.index_select(dim, index)
+    _index_add(some, rest, more)
+    total.index_copy_(dim, index, some)
 
 
 def batches(names: Iterable[str], arrays: Arrays) -> Iterator[list[str]]:

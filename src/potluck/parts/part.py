@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import product
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +21,7 @@ consists of equal copies), or any list."""
 Choose: TypeAlias = "Callable[[Axis], Sequence[int] | Tensor]"
 """Chooses the units of an axis group, in the order in which the small network will hold them."""
 
-MOST_RUNS = 8
+MOST_RUNS = 4
 """With more runs in a dimension (or more blocks in a tensor), index lists are faster than slices. Runs that equal
 copies of a dimension have in common, such as attention heads, count once."""
 
@@ -120,11 +121,16 @@ class Part:
         return self.places[name]
 
     def on(self, hardware: torch.device) -> Part:
-        """The same part with its index lists on this hardware, so that each list is copied only once."""
+        """The same part with its index lists on this hardware, so that they are copied only once."""
         if hardware.type == "cpu":
             return self
-        lists = {id(index): index for place in self.places.values() for index in place.dims}
-        moved = {key: index.to(hardware) for key, index in lists.items() if isinstance(index, Tensor)}
+        found = {id(index): index for place in self.places.values() for index in place.dims}
+        lists = {key: index for key, index in found.items() if isinstance(index, Tensor)}
+        if not lists:
+            return self
+        # One copy for all lists: each copy to a GPU costs as much as a kernel, whatever its size.
+        together = torch.cat(list(lists.values())).to(hardware)
+        moved = dict(zip(lists, torch.split(together, [len(index) for index in lists.values()]), strict=True))
         places = {
             name: Place(place.name, tuple(moved.get(id(index), index) for index in place.dims), place.copies)
             for name, place in self.places.items()
@@ -172,6 +178,7 @@ def part(
     """
     chosen: dict[str, tuple[int, ...]] = {}
     indices: dict[Dimension, Index] = {}
+    lists: dict[int, Tensor] = {}
 
     def units(axis: Axis) -> Sequence[int]:
         if axis.group not in chosen:
@@ -185,8 +192,14 @@ def part(
             indices[dimension] = index(dimension, units, heads)
         return indices[dimension]
 
+    def as_list(index: tuple[slice, ...]) -> Tensor:
+        """The runs of a dimension as a list, which its tensors share."""
+        if id(index) not in lists:
+            lists[id(index)] = _as_list(index)
+        return lists[id(index)]
+
     places = {
-        name: place(name, tuple(map(entries, axes[name])), tuple(map(_length, axes[name])))
+        name: place(name, tuple(map(entries, axes[name])), tuple(map(_length, axes[name])), as_list)
         for name in (axes if names is None else names)
     }
     return Part(places, units=chosen)
@@ -199,7 +212,20 @@ def _check(axis: Axis, units: Sequence[int]) -> None:
         raise ValueError(f"group '{axis.group}' has units 0 to {axis.size - 1}; chosen were {list(units)}")
 
 
-def place(name: str, dims: tuple[Index, ...], lengths: Sequence[int] = ()) -> Place:
+def _as_list(runs: tuple[slice, ...]) -> Tensor:
+    """All entries of these runs, in order."""
+    starts = np.array([run.start for run in runs], dtype=np.int64)
+    counts = np.array([run.stop - run.start for run in runs], dtype=np.int64)
+    jumps = starts - np.concatenate([[0], counts.cumsum()[:-1]])
+    return torch.from_numpy(np.repeat(jumps, counts) + np.arange(counts.sum()))
+
+
+def place(
+    name: str,
+    dims: tuple[Index, ...],
+    lengths: Sequence[int] = (),
+    as_list: Callable[[tuple[slice, ...]], Tensor] = _as_list,
+) -> Place:
     """The place at these entries: by slices if there are few blocks, else by index lists.
 
     With the lengths of the whole's dimensions, equal copies in a dimension count as one block.
@@ -211,7 +237,7 @@ def place(name: str, dims: tuple[Index, ...], lengths: Sequence[int] = ()) -> Pl
     for entry, count in zip(dims, copies, strict=True):
         blocks *= len(entry) // count if isinstance(entry, tuple) else 1
     if blocks > MOST_RUNS or any(isinstance(entry, Tensor) for entry in dims):
-        return Place(name, tuple(_as_list(entry) for entry in dims))
+        return Place(name, tuple(as_list(entry) if isinstance(entry, tuple) else entry for entry in dims))
     return Place(name, dims, tuple(copies) if max(copies) > 1 else ())
 
 
@@ -272,9 +298,3 @@ def _extend(runs: list[slice], more: slice) -> None:
         runs[-1] = slice(runs[-1].start, more.stop)
     elif more.stop > more.start:
         runs.append(more)
-
-
-def _as_list(index: Index) -> Index:
-    if isinstance(index, tuple):
-        return torch.cat([torch.arange(run.start, run.stop) for run in index])
-    return index
