@@ -33,6 +33,10 @@ ROUND = "round of the best"
 """The statistic that is a number of rounds, not a score."""
 UPLOADED = "uploaded"
 """The measure that is no score: millions of numbers, of four bytes each, that a client uploads in a round."""
+REACHED = "rounds to "
+"""How the statistic begins that is the round of the first scoring from which on a run stays at this score or above, as
+in ``rounds to 0.2``; infinite if there is none. With a column's ``times``, it is what the run's devices had spent by
+then, in the column's ``unit``: of ``bytes_up``, ``joules`` or ``round_seconds``."""
 LAST = "mean of the last 5"
 """What a figure is of a run's scorings, unless the claim or the column says otherwise."""
 PERCENT = ("accuracy", "f1")
@@ -76,6 +80,10 @@ class Run:
         """Whether the run has these settings, named with dots: ``{"method.name": "fedrolex"}``; or this ``label``."""
         told = {**self.settings, "label": self.manifest.get("label")}
         return all(dig(told, name) == value for name, value in where.items())
+
+    def cost(self, name: str) -> float:
+        """What a round costs: the ``bytes_up`` of all clients together, their ``joules``, its ``round_seconds``."""
+        return float(self.manifest["result"][name]) / int(self.manifest["result"]["rounds"])
 
     def curve(self, measure: str) -> list[tuple[int, float]]:
         """(round, score) of every scoring that has this score; of what is sent, one figure for the whole run."""
@@ -185,17 +193,29 @@ class Claim:
     def _cell(self, row: Mapping[str, Any], column: Mapping[str, Any]) -> Cell:
         where = {**row.get("where", {}), **column.get("where", {})}
         runs = [run for run in self.runs if run.fits(where)]
-        measure = column.get("measure", self.plain.get("measure", "global.test"))
-        scores = {run.seed: self._statistic(run.curve(measure), column) for run in runs}
+        scores = {run.seed: self._figure(run, column) for run in runs}
         return Cell({seed: score for seed, score in sorted(scores.items()) if score is not None}, runs)
 
-    def _statistic(self, curve: Sequence[tuple[int, float]], column: Mapping[str, Any] = EMPTY) -> float | None:
+    def _curve(self, run: Run, column: Mapping[str, Any]) -> list[tuple[int, float]]:
+        return run.curve(column.get("measure", self.plain.get("measure", "global.test")))
+
+    def _figure(self, run: Run, column: Mapping[str, Any], end: float = math.inf) -> float | None:
+        """A run's figure in a column, from its scorings up to round `end`."""
+        found = self._statistic([point for point in self._curve(run, column) if point[0] <= end], column)
+        if found is None or "times" not in column:
+            return found
+        return found * run.cost(column["times"]) / float(column["unit"])
+
+    def _statistic(self, curve: Sequence[tuple[int, float]], column: Mapping[str, Any]) -> float | None:
         points = [point for point in curve if point[0] and (not self.rounds or point[0] <= self.rounds)]
         if not points:
             return None
+        if (kind := self.statistic(column)).startswith(REACHED):
+            below = [at for at, (_, score) in enumerate(points) if score < float(kind.removeprefix(REACHED))]
+            first = below[-1] + 1 if below else 0
+            return float(points[first][0]) if first < len(points) else math.inf
         index, best = max(points, key=lambda point: point[1])
         kinds = {"best": best, ROUND: float(index), "last": points[-1][1]}
-        kind = self.statistic(column)
         return (
             kinds[kind] if kind in kinds else statistics.fmean(score for _, score in points[-int(kind.split()[-1]) :])
         )
@@ -204,14 +224,21 @@ class Claim:
         """What a figure is of a run's scorings."""
         return str(column.get("statistic", self.plain.get("statistic", LAST)))
 
-    def format(self, score: float | None, sign: str = "") -> str:
+    def format(self, score: float | None, sign: str = "", column: Mapping[str, Any] = EMPTY) -> str:
         """A score as the tables show it."""
         if score is None:
             return ""
-        if self.statistic() == ROUND:
+        if math.isinf(score):
+            return f"{sign}∞" if score > 0 else "-∞"
+        if "times" in column:
+            return f"{score:{sign},.1f}"
+        if self.statistic(column) == ROUND or self.statistic(column).startswith(REACHED):
             return f"{score:{sign},.0f}"
         if self.plain.get("measure") == UPLOADED:
             return f"{score:{sign}.2f}"
+        return self.format_score(score, sign)
+
+    def format_score(self, score: float, sign: str = "") -> str:
         return f"{100 * score:{sign}.1f}" if self.metric in PERCENT else f"{score:{sign}.3f}"
 
     def in_paper(self, better: str, worse: str) -> float | None:
@@ -224,19 +251,16 @@ class Claim:
     def difference(self, better: str, worse: str) -> PairedDifference | None:
         """By how much one row is above another, for each seed that both have, after equally many rounds."""
         column = self.columns[0]
-        measure = column.get("measure", self.plain.get("measure", "global.test"))
-        above, below = (
-            {run.seed: run.curve(measure) for run in self.cells[name, column["name"]].runs} for name in (better, worse)
-        )
+        above, below = ({run.seed: run for run in self.cells[name, column["name"]].runs} for name in (better, worse))
         first, second = dict[str, float](), dict[str, float]()
         for seed in sorted(above.keys() & below.keys()):
-            end = min(curve[-1][0] if curve else 0 for curve in (above[seed], below[seed]))
-            one, other = (
-                self._statistic([point for point in curve if point[0] <= end], column)
-                for curve in (above[seed], below[seed])
-            )
-            if one is not None and other is not None:
+            pair = above[seed], below[seed]
+            end = min(curve[-1][0] if (curve := self._curve(run, column)) else 0 for run in pair)
+            one, other = (self._figure(run, column, end) for run in pair)
+            if one is not None and other is not None and not (math.isinf(one) and math.isinf(other)):
                 first[str(seed)], second[str(seed)] = one, other
+        if any(map(math.isinf, (*first.values(), *second.values()))):
+            return PairedDifference({seed: first[seed] - second[seed] for seed in first}, math.nan)
         return paired_difference(first, second)
 
     def judge(self, better: str, worse: str) -> str:
@@ -298,7 +322,8 @@ class Claim:
         found = self.difference(better, worse)
         if found is None:
             return ""
-        shown = f"{better} minus {worse}: {', '.join(self.format(one, '+') for one in found.by_seed.values())}"
+        told = (self.format(one, "+", self.columns[0]) for one in found.by_seed.values())
+        shown = f"{better} minus {worse}: {', '.join(told)}"
         claimed = self.in_paper(better, worse)
         if found.ahead in (0, found.count) or found.low is None or claimed is None:
             return shown
@@ -347,7 +372,7 @@ def _table(claim: Claim) -> Iterable[str]:
         runs = {id(run): run for cell in cells for run in cell.runs}.values()
         if not runs and "paper" not in row:
             continue
-        scores = [_scores(claim, cell) for cell in cells]
+        scores = [_scores(claim, cell, column) for cell, column in zip(cells, claim.columns, strict=True)]
         yield (
             "| "
             + " | ".join(
@@ -370,12 +395,15 @@ def _paper(row: Mapping[str, Any]) -> str:
     return " / ".join(map(str, found)) if isinstance(found, list) else str(found)
 
 
-def _scores(claim: Claim, cell: Cell) -> str:
+def _scores(claim: Claim, cell: Cell, column: Mapping[str, Any]) -> str:
     values = list(cell.by_seed.values())
     if len(values) < 2:
-        return claim.format(cell.mean)
-    spread = claim.format(statistics.stdev(values))
-    return f"{claim.format(cell.mean)} ± {spread} ({', '.join(map(claim.format, values))})"
+        return claim.format(cell.mean, column=column)
+    each = ", ".join(claim.format(value, column=column) for value in values)
+    if any(map(math.isinf, values)):
+        return each
+    spread = claim.format(statistics.stdev(values), column=column)
+    return f"{claim.format(cell.mean, column=column)} ± {spread} ({each})"
 
 
 def _list(values: Iterable[Any]) -> str:
@@ -392,6 +420,12 @@ def _origin(claim: Claim, archives: Mapping[str, Mapping[str, Any]]) -> str:
     codes = dict.fromkeys(str(run.manifest["code"]) for run in claim.runs if "code" in run.manifest)
     code = f" (code {', '.join(f'`{one}`' for one in codes)})" if codes else ""
     what = f"{scored} of a run's scorings ({claim.metric})"
+    if (kind := claim.statistic(claim.columns[0])).startswith(REACHED):
+        score = claim.format_score(float(kind.removeprefix(REACHED)))
+        what = (
+            f"that of the first scoring from which on a run stays at {score} ({claim.metric}) or above: its round, or "
+        )
+        what += f"what all devices had spent by then, as modelled (∞: not within {claim.rounds} rounds)"
     if claim.plain.get("measure") == UPLOADED:
         what = "the millions of numbers, of four bytes each, that a client uploads in a round"
     return (
@@ -401,8 +435,9 @@ def _origin(claim: Claim, archives: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def chart(claim: Claim) -> str:
-    """Learning curves as SVG: the mean over seeds of each row; empty if columns show other runs or scores."""
-    if any("where" in column or "measure" in column for column in claim.columns[1:]):
+    """Learning curves as SVG: the mean over seeds of each row; empty if columns show other runs or no scores."""
+    others = any("where" in column or "measure" in column for column in claim.columns[1:])
+    if others or claim.statistic(claim.columns[0]).startswith(REACHED):
         return ""
     measure, first = claim.plain.get("measure", "global.test"), claim.columns[0]["name"]
     lines = {row["name"]: _mean_curve(claim.cells[row["name"], first].runs, measure) for row in claim.rows}

@@ -156,6 +156,49 @@ def test_a_column_may_have_its_own_statistic(tmp_path):
     assert [found.format(found.cells["a", column["name"]].mean) for column in columns] == ["40.0", "60.0", "55.0"]
 
 
+def with_costs(tmp_path, costs):
+    """An archive of the made-up runs, with what each method spends in a round."""
+    for folder in (tmp_path / "runs").iterdir():
+        spent = costs[folder.name.partition("-")[0]]
+        rounds = len((folder / "scores.jsonl").read_text().splitlines()) * 10
+        result = {"rounds": rounds, **{name: cost * rounds for name, cost in spent.items()}}
+        (folder / "manifest.json").write_text(json.dumps({"mark": "ab", "result": result}))
+    board.keep(list((tmp_path / "runs").iterdir()), tmp_path / "costs.tar.gz")
+    return {"archive": "costs.tar.gz", "statistic": "rounds to 0.4"}
+
+
+def test_rounds_to_a_score_count_from_where_a_run_stays_there(tmp_path):
+    """Run a of seed 1 falls back once; run b of seed 1 never comes to stay."""
+    kept(tmp_path, [("a", 0, [0.4, 0.5, 0.6]), ("a", 1, [0.5, 0.3, 0.4]),
+                    ("b", 0, [0.1, 0.4, 0.5]), ("b", 1, [0.5, 0.5, 0.3])])  # fmt: skip
+    found = claim(tmp_path, rounds=30, order=[["b", "a"]], command="c", **with_costs(tmp_path, {"a": {}, "b": {}}))
+    assert [found.cells[name, "ours"].by_seed for name in "ab"] == [{0: 10, 1: 30}, {0: 20, 1: board.math.inf}]
+    assert (found.verdict, found.seen) == ("reproduced", "b minus a: +10, +∞")
+    text = board.page([found], {"costs.tar.gz": {"commit": "0", "hardware": "x"}}, "{claims}\n", {})
+    assert "| a | 20 ± 14 (10, 30) |" in text
+    assert "| b | 20, ∞ |" in text
+    assert "stays at 40.0 (accuracy) or above" in text
+
+
+def test_runs_of_which_none_reaches_a_score_decide_nothing(tmp_path):
+    kept(tmp_path, [("a", 0, [0.1, 0.2]), ("b", 0, [0.1, 0.2])])
+    found = claim(tmp_path, rounds=20, seeds=1, **with_costs(tmp_path, {"a": {}, "b": {}}))
+    assert (found.verdict, found.seen) == ("open", "")
+
+
+def test_what_was_spent_until_a_score_may_turn_the_order(tmp_path):
+    """Method a needs half the rounds of b, and spends three times as much in each."""
+    kept(tmp_path, [("a", 0, [0.4, 0.5]), ("b", 0, [0.1, 0.4])])
+    costs = with_costs(tmp_path, {"a": {"joules": 30.0}, "b": {"joules": 10.0}})
+    column = {"name": "kJ", "times": "joules", "unit": 1e3}
+    orders = [claim(tmp_path, rounds=20, seeds=1, order=[["b", "a"]], column=[one], **costs)
+              for one in ({"name": "rounds"}, column)]  # fmt: skip
+    assert [(one.verdict, one.seen) for one in orders] == [
+        ("reproduced", "b minus a: +10"),
+        ("not reproduced", "b minus a: -0.1"),
+    ]
+
+
 def test_a_run_that_diverged_is_told_and_counts_in_no_mean(tmp_path):
     kept(tmp_path, [("a", 0, UP), ("b", 0, FLAT)])
     folder = tmp_path / "runs" / "a-1"
