@@ -1,6 +1,6 @@
 """Captured trainers on a CPU: all of captured training but the capture itself. Values of the shapes methods use."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -130,6 +130,18 @@ def test_every_turn_is_captured_as_soon_as_it_is_warm():
     replayed(trainer, job(net, "turns"))
     replayed(trainer, job(net, "turns"))
     assert set(trainer.graphs.made) == {(4, 0), (4, 1)}
+
+
+def test_without_incomplete_batches_clients_of_unequal_size_share_one_captured_step():
+    """Clients with 9 to 13 rows in batches of four."""
+    net, trainers, local = chain(), made_trainers(), replace(LOCAL, drop_last=True)
+    for seed in range(5):
+        asked = job(net, seed=seed, examples=rows(9 + seed, seed=seed), local=local)
+        trainer = trainers.find(asked, resident=False)
+        trainer.load(asked)
+        assert {len(batch) for batch in trainer.batches} == {4}
+        assert replay([trainer]) == {}
+    assert all(set(one.graphs.made) == {(4, 0)} for one in trainers._trainers.values())
 
 
 def test_smaller_batches_are_captured_only_once_they_came_often():

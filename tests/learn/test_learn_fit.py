@@ -194,6 +194,24 @@ def test_steps_are_exact_and_rows_come_again_only_when_they_ran_out():
     assert len(set(torch.cat(drawn[3:]).tolist())) == 8
 
 
+@pytest.mark.parametrize(
+    ("samples", "sizes"),
+    [(9, [4, 4, 4, 4]), (8, [4, 4, 4, 4]), (5, [4, 4]), (4, [4, 4]), (3, [3, 3]), (1, [1, 1])],
+)
+def test_incomplete_batches_are_left_out_unless_a_client_has_no_other(samples, sizes):
+    local = Local(epochs=2, batch=4, drop_last=True)
+    drawn = batch_rows(samples, local, stream(0, "r"))
+    assert [len(one) for one in drawn] == sizes
+    assert len(drawn) == local.count(samples)
+    kept = batch_rows(samples, Local(epochs=2, batch=4), stream(0, "r"))
+    assert [one.tolist() for one in drawn] == [one.tolist() for one in kept if len(one) in (4, samples)]
+
+
+def test_given_steps_are_done_without_incomplete_batches():
+    drawn = batch_rows(10, Local(steps=5, batch=4, drop_last=True), stream(0, "r"))
+    assert [len(one) for one in drawn] == [4, 4, 4, 4, 4]
+
+
 def test_rows_follow_the_stream_alone():
     def drawn(seed):
         return [one.tolist() for one in batch_rows(30, Local(epochs=2), stream(seed, "r"))]

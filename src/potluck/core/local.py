@@ -19,6 +19,10 @@ class Local:
     """This many optimiser steps instead of whole epochs. Rows are shuffled again after each pass over the data."""
     batch: int = 16
     """Rows in each optimiser step; the last step of a pass takes what is left."""
+    drop_last: bool = False
+    """Leave out the last step of a pass if fewer rows than `batch` are left, as in PyTorch's DataLoader. A client that
+    has fewer rows than that trains on them in one step all the same. On a GPU it is faster if clients differ in their
+    number of rows."""
     momentum: float = 0.0
     """SGD only: the share of the last step's direction that is kept; 0: none."""
     weight_decay: float = 0.0
@@ -74,4 +78,9 @@ class Local:
         """The number of optimiser steps on this many samples."""
         if samples == 0:
             return 0
-        return self.steps if self.steps is not None else self.epochs * math.ceil(samples / self.batch)
+        return self.steps if self.steps is not None else self.epochs * self.batches(samples)
+
+    def batches(self, samples: int) -> int:
+        """The number of batches in one pass over this many samples."""
+        whole, left = divmod(samples, self.batch)
+        return whole + (left > 0 and not (self.drop_last and whole))

@@ -87,11 +87,15 @@ def batch_rows(samples: int, local: Local, rng: torch.Generator) -> list[Tensor]
     batches: list[Tensor] = []
     if local.steps is None:
         for _ in range(local.epochs):
-            batches.extend(torch.split(torch.randperm(samples, generator=rng), local.batch))
+            batches.extend(_one_pass(samples, local, rng))
         return batches
     while len(batches) < local.steps:
-        batches.extend(torch.split(torch.randperm(samples, generator=rng), local.batch))
+        batches.extend(_one_pass(samples, local, rng))
     return batches[: local.steps]
+
+
+def _one_pass(samples: int, local: Local, rng: torch.Generator) -> Sequence[Tensor]:
+    return torch.split(torch.randperm(samples, generator=rng), local.batch)[: local.batches(samples)]
 
 
 def draw_batches(examples: Examples, local: Local, rng: torch.Generator) -> tuple[list[Tensor], list[Tensor | None]]:

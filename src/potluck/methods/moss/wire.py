@@ -192,7 +192,7 @@ class TransferLoop:
         self.lr.fill_(lr)
         with side_stream(self.captured_steps[0].capture_pool.stream):
             self._set_modes()
-            self._fit_transforms([examples[batch] for batch in batches[: -(-len(examples) // local.batch)]])
+            self._fit_transforms([examples[batch] for batch in batches[: local.batches(len(examples))]])
             losses = [self.captured_steps[both](examples[batch]) for both, batch in zip(ahead, batches, strict=True)]
             gather = self.wire.recalibrate and bool(losses)
             recalibrated = recalibrate(self.student.net, examples, local.batch, rng) if gather else 0
