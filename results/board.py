@@ -33,6 +33,9 @@ ROUND = "round of the best"
 """The statistic that is a number of rounds, not a score."""
 UPLOADED = "uploaded"
 """The measure that is no score: millions of numbers, of four bytes each, that a client uploads in a round."""
+FEATURES = "features."
+"""How measures begin that are one figure of a whole run, of what networks see at its end: ``features.clients.body``,
+the CKA of clients' networks after their local epochs, or ``features.separation.large``, the silhouette of classes."""
 REACHED = "rounds to "
 """How the statistic begins that is the round of the first scoring from which on a run stays at this score or above, as
 in ``rounds to 0.2``; infinite if there is none. With a column's ``times``, it is what the run's devices had spent by
@@ -86,9 +89,12 @@ class Run:
         return float(self.manifest["result"][name]) / int(self.manifest["result"]["rounds"])
 
     def curve(self, measure: str) -> list[tuple[int, float]]:
-        """(round, score) of every scoring that has this score; of what is sent, one figure for the whole run."""
+        """(round, score) of every scoring that has this score; of what is sent or seen, one for the whole run."""
         if measure == UPLOADED:
             return [(self.rounds, self.manifest["result"]["bytes_up"] / self.rounds / self.manifest["cohort"] / 4e6)]
+        if measure.startswith(FEATURES):
+            value = dig(self.manifest, measure)
+            return [] if value is None else [(self.rounds, float(value))]
         found = ((int(line["round"]), score_of(line, measure, self.manifest)) for line in self.scores)
         return [(index, score) for index, score in found if score is not None]
 
@@ -188,6 +194,8 @@ class Claim:
     def metric(self) -> str:
         if self.plain.get("measure") == UPLOADED:
             return "millions of numbers"
+        if self.plain.get("measure", "").startswith(FEATURES):
+            return "silhouette" if ".separation." in self.plain["measure"] else "CKA"
         return str(self.runs[0].scores[0].get("metric", "accuracy")) if self.runs else "accuracy"
 
     def _cell(self, row: Mapping[str, Any], column: Mapping[str, Any]) -> Cell:
@@ -246,7 +254,8 @@ class Claim:
         one, other = (next(row.get("paper") for row in self.rows if row["name"] == name) for name in (better, worse))
         if not isinstance(one, int | float) or not isinstance(other, int | float):
             return None
-        return (one - other) / (1 if self.statistic() == ROUND or self.plain.get("measure") == UPLOADED else 100)
+        as_printed = self.statistic() == ROUND or self.metric in ("millions of numbers", "CKA", "silhouette")
+        return (one - other) / (1 if as_printed else 100)
 
     def difference(self, better: str, worse: str) -> PairedDifference | None:
         """By how much one row is above another, for each seed that both have, after equally many rounds."""
@@ -428,6 +437,10 @@ def _origin(claim: Claim, archives: Mapping[str, Mapping[str, Any]]) -> str:
         what += f"what all devices had spent by then, as modelled (∞: not within {claim.rounds} rounds)"
     if claim.plain.get("measure") == UPLOADED:
         what = "the millions of numbers, of four bytes each, that a client uploads in a round"
+    if claim.metric == "CKA":
+        what = "the CKA of two clients' networks after their local epochs, at the end of a run, a mean over all pairs"
+    if claim.metric == "silhouette":
+        what = "how clearly classes lie apart in the features at the end of a run (the mean silhouette)"
     return (
         f"Each figure is {what}. Command: `{claim.plain['command']}`{also}. "
         f"Commit {about['commit']}{code}; {about['hardware']}. Run folders: `results/{name}`."

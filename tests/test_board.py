@@ -222,3 +222,20 @@ def test_a_kept_run_names_no_machine(tmp_path):
     (run,) = board.read_archive(tmp_path / "runs.tar.gz")
     assert run.settings["data"]["path"] == "data"
     assert run.manifest.keys() == {"mark"}
+
+
+def test_a_claim_may_be_about_what_networks_see_at_the_end(tmp_path):
+    """One figure for each run, out of the manifest; runs that were not looked at are missing."""
+    kept(tmp_path, [("a", 0, UP), ("a", 1, UP), ("b", 0, UP)])
+    seen = {"a-0": 0.875, "b-0": 0.75}
+    for folder in sorted((tmp_path / "runs").iterdir()):
+        if folder.name in seen:
+            manifest = json.loads((folder / "manifest.json").read_text())
+            manifest["features"] = {"clients": {"stem": 0.5, "body": seen[folder.name]}, "separation": {"large": 0.25}}
+            (folder / "manifest.json").write_text(json.dumps(manifest))
+    board.keep(list((tmp_path / "runs").iterdir()), tmp_path / "runs.tar.gz")
+    board.read_archive.cache_clear()
+    found = claim(tmp_path, seeds=1, measure="features.clients.body")
+    assert (found.verdict, found.seen, found.metric) == ("reproduced", "a minus b: +0.125", "CKA")
+    assert claim(tmp_path, seeds=1, measure="features.separation.large").metric == "silhouette"
+    assert claim(tmp_path, seeds=1, measure="features.separation.small").verdict == "not run"

@@ -20,7 +20,7 @@ from potluck.learn import (
     trainable_weights,
 )
 
-# Doubles: in single precision Adam makes of a gradient near zero whatever its rounding says, which differs by processor.
+# Doubles: in single precision Adam makes of a gradient near zero what its rounding says, which differs by processor.
 X = torch.randn(40, 2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 COLUMNS = {"x": X, "y": torch.arange(40) % 3}
 

@@ -18,7 +18,7 @@ def test_what_is_missing_or_odd_leaves_gaps():
         }
     )
     assert found.stages == (FeatureStage("stem", ("a", "b"), ((1.0, 0.5), (0.5, None))),)
-    assert found.planes == (FeaturePlane("a", "", (), ((1.0, 2.0, 1), (5.0, 6.0, None))),)
+    assert found.planes == (FeaturePlane("a", "", (), None, ((1.0, 2.0, 1), (5.0, 6.0, None))),)
     assert (found.round, found.rows) == (4, None)
 
 
@@ -30,9 +30,18 @@ def test_a_map_s_cells_are_as_dark_as_tiers_are_alike():
     assert features_section(FeatureRecord()) is None
 
 
+def test_clients_are_named_with_their_tier_and_their_mean_is_told():
+    stage = {"name": "body", "clients": ["c1", "c7"], "cka": [[1, 0.5], [0.5, 1]], "mean": 0.5}
+    record = parse_features({"clients": {"tiers": {"c1": "phone", "c7": "tv"}, "stages": [stage, {"name": "odd"}]}})
+    assert [one.whose for one in record.clients] == [("c1 (phone)", "c7 (tv)")]
+    drawn = features_section(record)
+    assert "body; mean of pairs 0.50" in drawn
+    assert "c1 (phone)" in drawn
+
+
 def picture(labels):
     points = tuple((float(place), 1.0, label) for place, label in enumerate(labels))
-    return features_section(FeatureRecord(planes=(FeaturePlane("a", "body", (0.75, 0.2), points),))) or ""
+    return features_section(FeatureRecord(planes=(FeaturePlane("a", "body", (0.75, 0.2), 0.125, points),))) or ""
 
 
 def colours(page):
@@ -46,3 +55,7 @@ def test_every_class_has_a_colour_of_its_own_up_to_twenty():
     assert colours(picture([None, None])) == {"var(--c0)"}
     assert "class 2" in picture(range(3))
     assert "first component (75 % of variance)" in picture(range(3))
+
+
+def test_how_clearly_classes_lie_apart_is_told_beside_the_picture():
+    assert "a: body; separation 0.12" in picture(range(3))

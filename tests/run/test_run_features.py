@@ -7,13 +7,17 @@ import pytest
 import torch
 from tiny_runs import Listener, tiny
 from torch import nn
+from torch.nn import functional
 
-from potluck.core import Examples, Newborn, stream
-from potluck.ledger import DamagedRecord, read_run
+from potluck.core import SERVER, Examples, Newborn, UserError, stream
+from potluck.learn import batch_rows, stage_features, stages
+from potluck.ledger import DamagedRecord, RunFolder, read_run
 from potluck.models import ModelZoo, make_spec
 from potluck.report import read_record, write_report
 from potluck.run import resume, run
-from potluck.run.similarity import cka, neighbours, plane, stage_features, stages
+from potluck.run.assemble import assemble
+from potluck.run.restoring import read_checkpoint, restore_state
+from potluck.run.similarity import cka, neighbours, plane, separation
 
 
 def test_cka_is_one_for_turned_and_stretched_features_and_zero_for_unrelated_ones():
@@ -44,6 +48,15 @@ def test_t_sne_keeps_neighbours_together_and_repeats_with_its_seed():
     near = torch.cdist(points, points).fill_diagonal_(math.inf).argmin(1)
     assert torch.equal(near // 20, torch.arange(60) // 20)
     assert neighbours(groups[:2], 0).isfinite().all()
+
+
+def test_separation_is_the_mean_silhouette():
+    """Two classes of two rows, 1 apart within and 10 apart between: each row's silhouette is 1 - 1/b."""
+    line = torch.tensor([[0.0], [1.0], [10.0], [11.0]])
+    outer, inner = 1 - 1 / 10.5, 1 - 1 / 9.5
+    assert separation(line, [0, 0, 1, 1]) == pytest.approx((outer + inner) / 2)
+    assert separation(line, [1, 1, 1, 1]) is None
+    assert separation(line, [0, 1, 2, 3]) is None
 
 
 def test_stages_are_stem_what_the_body_is_made_of_and_body_or_a_network_s_own_parts():
@@ -159,3 +172,76 @@ def test_the_report_draws_a_map_for_each_stage_and_a_dot_for_each_row(tmp_path):
         read_record(tmp_path / "run")
     (tmp_path / "run" / "features.json").write_text(json.dumps({"stages": 3, "planes": [{"points": [[1, None], 2]}]}))
     assert "What the networks see" not in write_report([tmp_path / "run"], tmp_path / "report.html").read_text()
+
+
+CLIENTS = {"features": True, "compare_clients": 4}
+
+
+def features_by_hand(folder, client):
+    """A client's last features: of the model it is served, trained for its local epochs with its task's stream."""
+    setup = assemble(tiny())
+    method, zoo = setup.context.method, setup.context.zoo
+    with RunFolder.open(folder) as opened:
+        saved = read_checkpoint(folder, *opened.latest(print))
+    state = restore_state(method.init(zoo, stream(0, "init")), saved.state)
+    net = zoo.build(method.serve(state, setup.population.client(int(client[1:]), 3), zoo)).train()
+    train, test = setup.context.datasets.shard(client).train, setup.context.datasets.shard(SERVER).test
+    optimiser = torch.optim.SGD(net.parameters(), method.local.lr)
+    for rows in batch_rows(len(train), method.local, stream(0, "task", 3, client, "show_features", "")):
+        optimiser.zero_grad()
+        functional.cross_entropy(net(train.column("x")[rows]), train.column("y")[rows]).backward()
+        optimiser.step()
+    return stage_features(net, test)["body"]
+
+
+def test_clients_are_compared_after_their_local_epochs(tmp_path):
+    """Every test row is looked at, so two clients' figure can be computed by hand."""
+    run(tiny(score=CLIENTS), tmp_path / "run")
+    found = read_run(tmp_path / "run").features()["clients"]
+    assert found["tiers"] == {"c1": "small", "c3": "small", "c6": "large", "c7": "large"}
+    stages = {stage["name"]: stage for stage in found["stages"]}
+    assert list(stages) == ["stem", "body.0", "body"]
+    table = stages["body"]["cka"]
+    assert [table[i][i] for i in range(4)] == [1.0] * 4
+    assert all(table[a][b] == table[b][a] < 1 for a in range(4) for b in range(4) if a != b)
+    pairs = [table[a][b] for a in range(4) for b in range(a)]
+    assert stages["body"]["mean"] == pytest.approx(sum(pairs) / 6, abs=1e-5)
+    one, other = (features_by_hand(tmp_path / "run", client) for client in ("c1", "c7"))
+    assert table[0][3] == pytest.approx(cka(one, other), abs=2e-5)
+    told = read_run(tmp_path / "run").manifest["features"]
+    assert told["clients"] == {name: stage["mean"] for name, stage in stages.items()}
+    assert told["separation"].keys() == {"small", "large"}
+
+
+@pytest.mark.parametrize("engine", ["wire", "pool"])
+def test_comparing_clients_changes_no_result_and_is_the_same_on_every_engine(tmp_path, engine):
+    plain = run(tiny(), tmp_path / "plain")
+    serial = run(tiny(score=CLIENTS), tmp_path / "serial")
+    other = run(tiny(score=CLIENTS, run={"engine": engine}), tmp_path / "other")
+    assert serial.weights_sha256 == other.weights_sha256 == plain.weights_sha256
+    assert read_run(tmp_path / "serial").features() == read_run(tmp_path / "other").features()
+
+
+@pytest.mark.parametrize("method", ["local", "fedmd", "lotteryfl", "tailorfl"])
+def test_clients_that_keep_their_models_are_compared_if_they_have_trained(tmp_path, method):
+    watch, data = Listener(), {"clients": 8, "public": 40}
+    run(tiny(score=CLIENTS, method={"name": method}, data=data), tmp_path / "run", watch=watch)
+    found = read_run(tmp_path / "run").features()
+    assert found["clients"]["tiers"].keys() == {"c1", "c3", "c7"}
+    assert [stage["name"] for stage in found["clients"]["stages"]][-1] == "body"
+    assert watch.warnings == ["score.compare_clients: 1 client is left out; c6: never trained"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"score": {"compare_clients": 4}}, r"score\.compare_clients needs score\.features = true"),
+        ({"score": {"features": True, "compare_clients": 1}}, r"score\.compare_clients = 1; give 0, or 2 or more"),
+        ({"score": CLIENTS, "secure": {"enabled": True}}, r"score\.compare_clients shows .* \[secure\] promises"),
+        ({"score": CLIENTS, "privacy": {"noise": 1.0}}, r"score\.compare_clients shows .* \[privacy\] promises"),
+    ],
+)
+def test_what_cannot_be_compared_or_was_promised_to_stay_unseen_is_refused(tmp_path, changes, told):
+    with pytest.raises(UserError, match=told):
+        run(tiny(**changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -329,9 +329,10 @@ def refuse_for_nodes(experiment: Experiment, method: Any) -> None:
         )
     if odd := [tier.name for tier in experiment.tier if tier.absent]:
         raise SettingsError(f"tier '{odd[0]}' is absent, which is for simulations; leave it out.")
-    for name in ("common", "personal"):
-        if getattr(experiment.score, name):
-            raise SettingsError(f"score.{name} = true needs test rows that all clients share; nodes share none.")
+    for name in ("common", "personal", "compare_clients"):
+        if value := getattr(experiment.score, name):
+            told = "true" if value is True else value
+            raise SettingsError(f"score.{name} = {told} needs test rows that all clients share; nodes share none.")
     fleet = experiment.fleet
     if fleet.tiers != "fixed" or fleet.availability != 1 or fleet.dropout or fleet.file:
         raise SettingsError("[fleet] simulates who is there; real nodes come and go by themselves. Leave it out.")

@@ -66,7 +66,7 @@ def write_rehearsal(experiment: Experiment, folder: Path, nodes: int, rounds: in
     told["nodes"] |= describe_source(source) | {"test": str(folder / "test.npz"), "public": str(public or "")}
     told["nodes"] |= {"wait_for": nodes, "floor": 1}
     told["run"] |= {"engine": "auto", "hardware": "cpu"}
-    told["score"] |= {"common": False, "personal": False}
+    told["score"] |= {"common": False, "personal": False, "compare_clients": 0}
     told["rounds"] = min(experiment.rounds, 3) if rounds is None else rounds
     made = config.experiment(without_none(told), "rehearsal")
     return Rehearsal(made, files, dict(zip(names, theirs, strict=True)), public)

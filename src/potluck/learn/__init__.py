@@ -45,6 +45,7 @@ from potluck.learn.losses import (
 from potluck.learn.optimisers import clip_gradients, displacement, make_optimiser
 from potluck.learn.problems import Classify, NextToken, Regress, Tag
 from potluck.learn.stack import can_stack, fit_stacked, run_stacked, stacking_key
+from potluck.learn.stages import stage_features, stages
 from potluck.learn.training import LocalTraining, fit_metrics
 from potluck.learn.values import Frozen, held_tensors, map_tensors, structure_key, tensor_leaves, to_device
 
@@ -57,6 +58,6 @@ __all__ = [
     "batch_rows", "can_stack", "class_mask", "clip_gradients", "cross_entropy", "displacement", "draw_batches",
     "fit_metrics", "fit_result", "fit_stacked", "forward_hooks", "gather_statistics", "held_tensors", "kl_divergence",
     "make_optimiser", "map_tensors", "mask_logits", "mean_logits", "on_stream", "predict_logits", "random_inputs",
-    "run_fit", "run_stacked", "side_stream", "stacking_key", "structure_key", "tensor_leaves", "to_device",
-    "trainable_weights", "with_columns",
+    "run_fit", "run_stacked", "side_stream", "stacking_key", "stage_features", "stages", "structure_key",
+    "tensor_leaves", "to_device", "trainable_weights", "with_columns",
 ]  # fmt: skip

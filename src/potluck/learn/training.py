@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -28,6 +28,7 @@ from potluck.core import (
     Zoo,
     on_client,
 )
+from potluck.learn.stages import stage_features
 
 
 @dataclass(frozen=True)
@@ -86,24 +87,43 @@ class LocalTraining:
 
     @on_client
     def personalise(self, task: Task, device: Device) -> ClientWork:
-        """Tallies of the client's model after its local epochs, on the common test rows and on its own.
-
-        A model that is sent is trained first, with the settings of [local] and the loss of the problem. A model that
-        the client keeps is scored as its local epochs left it. Nothing of this is kept.
-        """
-        kept = "model" not in task.models
-        model = self.own(device) if kept else self.personal_start(task, device)
-        if kept and self.ends_with_local_epochs:
-            net = device.build(model)
-        else:
-            if not len(device.data):
-                raise Skip("no samples")
-            fit = yield FitRequest(model, device.data, self.local, self.personal_loss(model, device))
-            net = self.personal_net(model, fit, device)
+        """Tallies of the client's model after its local epochs, on the common test rows and on its own."""
+        net = yield from self._after_local_epochs(task, device)
         counts = device.problem.label_counts(device.data)
         splits = {"common": device.common_test, "own": device.test}
         tallies = {name: device.problem.tally(net, split) for name, split in splits.items()}
         return Reply(metrics={**tallies, "labels": list[Plain](counts)})
+
+    @on_client
+    def show_features(self, task: Task, device: Device) -> ClientWork:
+        """What the stages of the client's model say, after its local epochs, of the common test rows that are named.
+
+        For a simulation's report alone: real nodes have no common test rows, and [secure] lets no such reply out.
+        """
+        net = yield from self._after_local_epochs(task, device)
+        rows, pad = (task.config.get(name) for name in ("rows", "pad"))
+        if not isinstance(rows, list | tuple):
+            raise Skip("no rows were named")
+        examples = device.common_test
+        where = next(iter(examples.columns.values())).device
+        picked = examples.pick(torch.tensor([int(str(row)) for row in rows], device=where))
+        found = stage_features(net, picked, pad if isinstance(pad, int) else None)
+        return Reply(arrays={name: features.float() for name, features in found.items()})
+
+    def _after_local_epochs(self, task: Task, device: Device) -> Generator[FitRequest, Fit, nn.Module]:
+        """The network of the client's model after its local epochs.
+
+        A model that is sent is trained first, with the settings of [local] and the loss of the problem. A model that
+        the client keeps is as its local epochs left it. Nothing of this is kept.
+        """
+        kept = "model" not in task.models
+        model = self.own(device) if kept else self.personal_start(task, device)
+        if kept and self.ends_with_local_epochs:
+            return device.build(model)
+        if not len(device.data):
+            raise Skip("no samples")
+        fit = yield FitRequest(model, device.data, self.local, self.personal_loss(model, device))
+        return self.personal_net(model, fit, device)
 
     def personal_start(self, task: Task, device: Device) -> Model:
         """The model that the local epochs before a client's score begin with; by default, as in training."""

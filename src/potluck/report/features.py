@@ -1,8 +1,8 @@
-"""Features of the tiers' networks at the end of a run: CKA between tiers, and planes by PCA or t-SNE."""
+"""Features of networks at the end of a run: CKA between tiers and between clients, and planes by PCA or t-SNE."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from potluck.report.html import Markup, Series, charts, figure, heat_table, legend, note, palette, section, tag
@@ -17,11 +17,13 @@ MAX_COLOURS = 20
 
 @dataclass(frozen=True, slots=True)
 class FeatureStage:
-    """Linear CKA between tiers at one stage of their networks: 1 is the same, 0 is nothing in common."""
+    """Linear CKA between tiers or clients at one stage of their networks: 1 is the same, 0 is nothing in common."""
 
     name: str
-    tiers: tuple[str, ...]
+    whose: tuple[str, ...]
     cka: tuple[tuple[float | None, ...], ...]
+    mean: float | None = None
+    """The mean over pairs of different clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +34,20 @@ class FeaturePlane:
     stage: str
     shares: tuple[float | None, ...]
     """Share of the variance that each component explains."""
+    separation: float | None
+    """How clearly classes lie apart in the features themselves: the mean silhouette, from -1 to 1."""
     points: tuple[tuple[float, float, int | None], ...]
     """(across, up, class of the row)"""
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureRecord:
-    """What the run folder says about the features of the tiers' networks."""
+    """What the run folder says about the features of the tiers' and the clients' networks."""
 
     round: int | None = None
     rows: int | None = None
     stages: tuple[FeatureStage, ...] = ()
+    clients: tuple[FeatureStage, ...] = ()
     planes: tuple[FeaturePlane, ...] = ()
     plane: str = "pca"
     """How the features were brought into the plane: "pca" or "tsne"."""
@@ -51,22 +56,30 @@ class FeatureRecord:
 def parse_features(found: Json) -> FeatureRecord:
     """The features out of the JSON of a run folder; a missing or broken value leaves a gap."""
     labels = [integer(label) for label in sequence(found.get("labels"))]
-    stages = tuple(_parse_stage(mapping(each)) for each in sequence(found.get("stages")))
+    told = mapping(found.get("clients"))
+    tiers = {client: text(tier) for client, tier in mapping(told.get("tiers")).items()}
     planes = tuple(_parse_plane(mapping(each), labels) for each in sequence(found.get("planes")))
     return FeatureRecord(
         integer(found.get("round")),
         integer(found.get("rows")),
-        tuple(stage for stage in stages if len(stage.tiers) > 1 and stage.cka),
+        _parse_stages(found.get("stages"), "tiers", {}),
+        _parse_stages(told.get("stages"), "clients", tiers),
         tuple(plane for plane in planes if plane.points),
         text(found.get("plane")) or "pca",
     )
 
 
-def _parse_stage(found: Json) -> FeatureStage:
-    tiers = tuple(text(tier) for tier in sequence(found.get("tiers")))
+def _parse_stages(found: object, whose: str, tiers: Mapping[str, str]) -> tuple[FeatureStage, ...]:
+    stages = (_parse_stage(mapping(each), whose, tiers) for each in sequence(found))
+    return tuple(stage for stage in stages if len(stage.whose) > 1 and stage.cka)
+
+
+def _parse_stage(found: Json, whose: str, tiers: Mapping[str, str]) -> FeatureStage:
+    ids = tuple(text(one) for one in sequence(found.get(whose)))
+    names = tuple(f"{one} ({tiers[one]})" if one in tiers else one for one in ids)
     cka = tuple(tuple(number(value) for value in sequence(row)) for row in sequence(found.get("cka")))
-    is_square = len(cka) == len(tiers) and all(len(row) == len(tiers) for row in cka)
-    return FeatureStage(text(found.get("name")), tiers, cka if is_square else ())
+    is_square = len(cka) == len(names) and all(len(row) == len(names) for row in cka)
+    return FeatureStage(text(found.get("name")), names, cka if is_square else (), number(found.get("mean")))
 
 
 def _parse_plane(found: Json, labels: Sequence[int | None]) -> FeaturePlane:
@@ -76,12 +89,13 @@ def _parse_plane(found: Json, labels: Sequence[int | None]) -> FeaturePlane:
         if len(values) == 2 and values[0] is not None and values[1] is not None:
             points.append((values[0], values[1], labels[row] if row < len(labels) else None))
     shares = tuple(number(share) for share in sequence(found.get("shares")))
-    return FeaturePlane(text(found.get("tier")), text(found.get("stage")), shares, tuple(points))
+    tier, stage, separation = text(found.get("tier")), text(found.get("stage")), number(found.get("separation"))
+    return FeaturePlane(tier, stage, shares, separation, tuple(points))
 
 
 def features_section(features: FeatureRecord) -> Markup | None:
     """Heat maps of CKA and scatter plots of the planes; None if the run did not record features."""
-    if not features.stages and not features.planes:
+    if not features.stages and not features.clients and not features.planes:
         return None
     after = "" if features.round is None else f" after round {features.round}"
     rows = "test rows" if features.rows is None else f"{features.rows} test rows"
@@ -92,6 +106,7 @@ def features_section(features: FeatureRecord) -> Markup | None:
         "What the networks see",
         note(words),
         _cka_maps(features.stages),
+        _client_maps(features.clients),
         _scatter_plots(features.planes, features.plane == "tsne"),
     )
 
@@ -101,8 +116,25 @@ def _cka_maps(stages: Sequence[FeatureStage]) -> Markup | None:
         return None
     words = "Linear CKA between tiers, per stage: 1 is equal up to rotation and scale."
     words += " Stages that tiers share are the same."
-    figures = (figure(stage.name, heat_table(stage.tiers, stage.tiers, stage.cka, 1.0)) for stage in stages)
+    figures = (figure(stage.name, heat_table(stage.whose, stage.whose, stage.cka, 1.0)) for stage in stages)
     return tag("div", tag("h3", "Similarity (CKA)"), note(words), charts(*figures, small=True))
+
+
+def _client_maps(stages: Sequence[FeatureStage]) -> Markup | None:
+    if not stages:
+        return None
+    words = "Linear CKA between clients' networks after their local epochs, per stage, on the same rows."
+    figures = (
+        figure(
+            _with_figure(stage.name, stage.mean, "mean of pairs"), heat_table(stage.whose, stage.whose, stage.cka, 1)
+        )
+        for stage in stages
+    )
+    return tag("div", tag("h3", "Similarity between clients (CKA)"), note(words), charts(*figures, small=True))
+
+
+def _with_figure(name: str, value: float | None, what: str) -> str:
+    return name if value is None else f"{name}; {what} {value:.2f}"
 
 
 def _scatter_plots(planes: Sequence[FeaturePlane], by_neighbours: bool) -> Markup | None:
@@ -112,7 +144,15 @@ def _scatter_plots(planes: Sequence[FeaturePlane], by_neighbours: bool) -> Marku
     series = _class_series(classes)
     place = "where t-SNE puts" if by_neighbours else "at the first two principal components of"
     words = f"Each dot is a row, {place} the last stage's features; colours are classes."
-    figures = (figure(f"{plane.tier}: {plane.stage}", _scatter_plot(plane, series, by_neighbours)) for plane in planes)
+    if any(plane.separation is not None for plane in planes):
+        words += " Separation is the mean silhouette of the features themselves: 1 if classes lie far apart, 0 if not."
+    figures = (
+        figure(
+            _with_figure(f"{plane.tier}: {plane.stage}", plane.separation, "separation"),
+            _scatter_plot(plane, series, by_neighbours),
+        )
+        for plane in planes
+    )
     names = legend(series.values()) if series else None
     return tag(
         "div",

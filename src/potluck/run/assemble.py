@@ -153,6 +153,7 @@ def assemble(
         raise SettingsError(f"method.label_mask needs classes, and data '{source.name}' has none; set it to false.")
     refuse_unlabelled(method, experiment)
     _refuse_deadline(experiment)
+    _refuse_shown_features(experiment)
     public = public if public is not None else load_public(experiment.data)
     federation = Federation(source, experiment.data, experiment.seed, public, client_tiers(experiment))
     full, tiers = networks(experiment, source, federation.samples)
@@ -267,6 +268,16 @@ def _refuse_deadline(experiment: Experiment) -> None:
             f'run.deadline = {deadline:g} needs run.engine = "pool" or "ray": \'{engine}\' runs clients in its own '
             "process, where it cannot end one that hangs. Leave run.deadline out, or use --engine pool."
         )
+
+
+def _refuse_shown_features(experiment: Experiment) -> None:
+    """Refuses to look into clients' networks where a promise says that nobody does."""
+    for name in ("secure", "privacy"):
+        if experiment.score.compare_clients and getattr(experiment, name).enabled:
+            raise SettingsError(
+                f"score.compare_clients shows what single clients' networks see, and [{name}] promises that nobody "
+                "sees that; leave it out."
+            )
 
 
 def refuse_unlabelled(method: Any, experiment: Experiment) -> None:

@@ -275,7 +275,8 @@ def manifest(setup: Setup) -> dict[str, Any]:
       `numpy`, `host`, `pid`, `started`.
     - How it goes: `status` (running, done, interrupted, diverged or failed); `fault` and `fault_round`, why and in
       which round it ended early, then `totals`, what it had cost, and `traceback`, if nobody expected the error;
-      `result`, the scores and costs at the end; `saved`, whether there is a checkpoint.
+      `result`, the scores and costs at the end; `features`, with score.features the mean CKA of clients by stage and
+      the separation of classes by tier; `saved`, whether there is a checkpoint.
     - For resuming: `schema`, the version of these layouts; `mark`, a hash of settings and networks; `keep`, how many
       checkpoints are kept.
     """

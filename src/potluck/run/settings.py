@@ -67,6 +67,9 @@ class Scoring:
     each client's own mix of labels. So methods with one model for all can be compared with those of personal models."""
     features: bool = False
     """At the end, compare the features of the tiers' networks on test rows, stage by stage, for the report."""
+    compare_clients: int = 0
+    """With features: also compare the networks of this many clients with one another, after their local epochs. They
+    are the first of those that `clients` would score. For simulations."""
     plane: Literal["pca", "tsne"] = "pca"
     """How the report draws these features in the plane: their first two principal components, or t-SNE."""
     best: Literal["validation", "test"] = "validation"
@@ -79,6 +82,10 @@ class Scoring:
     def __post_init__(self) -> None:
         if self.every < 1 or self.clients < 0:
             raise ValueError("score.every must be at least 1 and score.clients at least 0")
+        if self.compare_clients < 0 or self.compare_clients == 1:
+            raise ValueError(f"score.compare_clients = {self.compare_clients}; give 0, or 2 or more to compare")
+        if self.compare_clients and not self.features:
+            raise ValueError("score.compare_clients needs score.features = true")
         if odd := [target for target in self.targets if not -1 < target <= 1]:
             remedy = f": for {odd[0]:g} % write {odd[0] / 100:g}" if 1 < odd[0] <= 100 else ""
             raise ValueError(f"score.targets = {odd[0]:g} must be above -1 and at most 1{remedy}")
