@@ -16,6 +16,7 @@ from potluck.report.compare_cost import compare_cost_section, method_name
 from potluck.report.compare_sections import differences_section
 from potluck.report.coverage import compare_coverage_section
 from potluck.report.curves import compare_curves, lines_note
+from potluck.report.features import compare_features_section
 from potluck.report.html import (
     COLOURS,
     Cell,
@@ -97,6 +98,7 @@ def compare_body(runs: Sequence[RunRecord], page: Path) -> Markup:
         compare_local_section(methods),
         compare_cost_section(runs, methods, rows),
         compare_coverage_section(methods),
+        compare_features_section(methods),
         _needs_section(rows, keys),
         settings_section(runs, keys),
         _runs_section(runs, page),

@@ -5,11 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from potluck.report.html import Markup, Series, charts, figure, heat_table, legend, note, palette, section, tag
+from potluck.report.html import (
+    Cell,
+    Markup,
+    RowName,
+    Series,
+    TableCell,
+    charts,
+    figure,
+    heat_table,
+    join,
+    legend,
+    note,
+    palette,
+    section,
+    table,
+    tag,
+)
 from potluck.report.json_values import Json, integer, mapping, number, sequence, text
 from potluck.report.marks import DotsMark
+from potluck.report.multiples import MethodRuns
+from potluck.report.summary import mean_of, mean_sd, sd_of
 from potluck.report.svg import PlotAxis, plot
-from potluck.report.units import format_percent
+from potluck.report.units import GAP, format_percent
 
 MAX_COLOURS = 20
 """With more classes than this, all points get the same colour."""
@@ -21,6 +39,9 @@ class FeatureStage:
 
     name: str
     whose: tuple[str, ...]
+    """The tiers or clients."""
+    tiers: tuple[str, ...]
+    """The tier of each client; empty if tiers are compared."""
     cka: tuple[tuple[float | None, ...], ...]
     mean: float | None = None
     """The mean over pairs of different clients."""
@@ -76,10 +97,10 @@ def _parse_stages(found: object, whose: str, tiers: Mapping[str, str]) -> tuple[
 
 def _parse_stage(found: Json, whose: str, tiers: Mapping[str, str]) -> FeatureStage:
     ids = tuple(text(one) for one in sequence(found.get(whose)))
-    names = tuple(f"{one} ({tiers[one]})" if one in tiers else one for one in ids)
     cka = tuple(tuple(number(value) for value in sequence(row)) for row in sequence(found.get("cka")))
-    is_square = len(cka) == len(names) and all(len(row) == len(names) for row in cka)
-    return FeatureStage(text(found.get("name")), names, cka if is_square else (), number(found.get("mean")))
+    is_square = len(cka) == len(ids) and all(len(row) == len(ids) for row in cka)
+    theirs = tuple(tiers.get(one, "") for one in ids) if tiers else ()
+    return FeatureStage(text(found.get("name")), ids, theirs, cka if is_square else (), number(found.get("mean")))
 
 
 def _parse_plane(found: Json, labels: Sequence[int | None]) -> FeaturePlane:
@@ -111,26 +132,75 @@ def features_section(features: FeatureRecord) -> Markup | None:
     )
 
 
+CKA_WORDS = (
+    "Mean linear CKA of two clients' networks after their local epochs, by stage: 1 is equal up to rotation and scale."
+)
+SEPARATION_WORDS = (
+    "How clearly classes lie apart in the last features of each tier's network: the mean silhouette, from -1 to 1."
+)
+
+
+def compare_features_section(methods: MethodRuns) -> Markup | None:
+    """How alike clients' networks are, and how clearly classes lie apart, by method; None if no run looked at it."""
+    seen = [(series, [parse_features(mapping(run.features)) for run in runs]) for series, runs in methods]
+    alike = [(series, [{stage.name: stage.mean for stage in one.clients} for one in runs]) for series, runs in seen]
+    apart = [
+        (series, [{plane.tier: plane.separation for plane in one.planes} for one in runs]) for series, runs in seen
+    ]
+    tables = [_compare_table("similarity", CKA_WORDS, alike), _compare_table("separation", SEPARATION_WORDS, apart)]
+    return section("What the networks see", *tables) if any(tables) else None
+
+
+def _compare_table(
+    title: str, words: str, methods: Sequence[tuple[Series, Sequence[Mapping[str, float | None]]]]
+) -> Markup | None:
+    """A row for each method, a column for each stage or tier: mean and standard deviation over runs."""
+    every = [run for _, runs in methods for run in runs]
+    columns = dict.fromkeys(name for run in every for name, value in run.items() if value is not None)
+    if not columns:
+        return None
+    rows: list[list[TableCell]] = [
+        [RowName(series.label, key=series.key), *(_compare_cell([run.get(name) for run in runs]) for name in columns)]
+        for series, runs in methods
+        if any(value is not None for run in runs for value in run.values())
+    ]
+    return join(note(words), table(["", *columns], rows, names=["method", *columns], title=title))
+
+
+def _compare_cell(values: Sequence[float | None]) -> Cell:
+    summary = mean_sd(values)
+    mean, sd = mean_of(summary), sd_of(summary)
+    if mean is None:
+        return Cell(GAP)
+    return Cell(f"{mean:.2f}" if sd is None else f"{mean:.2f} ± {sd:.2f}", mean, sd)
+
+
 def _cka_maps(stages: Sequence[FeatureStage]) -> Markup | None:
     if not stages:
         return None
     words = "Linear CKA between tiers, per stage: 1 is equal up to rotation and scale."
     words += " Stages that tiers share are the same."
-    figures = (figure(stage.name, heat_table(stage.whose, stage.whose, stage.cka, 1.0)) for stage in stages)
-    return tag("div", tag("h3", "Similarity (CKA)"), note(words), charts(*figures, small=True))
+    return _maps("Similarity (CKA)", words, stages)
 
 
 def _client_maps(stages: Sequence[FeatureStage]) -> Markup | None:
     if not stages:
         return None
     words = "Linear CKA between clients' networks after their local epochs, per stage, on the same rows."
-    figures = (
-        figure(
-            _with_figure(stage.name, stage.mean, "mean of pairs"), heat_table(stage.whose, stage.whose, stage.cka, 1)
-        )
-        for stage in stages
-    )
-    return tag("div", tag("h3", "Similarity between clients (CKA)"), note(words), charts(*figures, small=True))
+    return _maps("Similarity between clients (CKA)", words, stages)
+
+
+def _maps(title: str, words: str, stages: Sequence[FeatureStage]) -> Markup:
+    """A heat map for each stage; wide ones if there are many names."""
+    figures = (figure(_with_figure(stage.name, stage.mean, "mean of pairs"), _heat_map(stage)) for stage in stages)
+    small = all(len(stage.whose) < 4 for stage in stages)
+    return tag("div", tag("h3", title), note(words), charts(*figures, small=small))
+
+
+def _heat_map(stage: FeatureStage) -> Markup:
+    tiers = stage.tiers or ("",) * len(stage.whose)
+    rows = [f"{one} {tier}".strip() for one, tier in zip(stage.whose, tiers, strict=True)]
+    return heat_table(rows, stage.whose, stage.cka, 1.0)
 
 
 def _with_figure(name: str, value: float | None, what: str) -> str:
