@@ -2,6 +2,8 @@
 
 import json
 import math
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,9 +11,10 @@ from tiny_runs import Listener, tiny
 from torch import nn
 from torch.nn import functional
 
-from potluck.core import SERVER, Examples, Newborn, UserError, stream
+from potluck.core import SERVER, Examples, Newborn, ResourceError, UserError, stream
 from potluck.learn import batch_rows, stage_features, stages
 from potluck.ledger import DamagedRecord, RunFolder, read_run
+from potluck.methods import FedAvg
 from potluck.models import ModelZoo, make_spec
 from potluck.report import read_record, write_report
 from potluck.run import resume, run
@@ -245,3 +248,28 @@ def test_what_cannot_be_compared_or_was_promised_to_stay_unseen_is_refused(tmp_p
     with pytest.raises(UserError, match=told):
         run(tiny(**changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@dataclass(frozen=True)
+class BlindOnce(FedAvg):
+    """Its server model is lost after the last round, until a file says that it was found."""
+
+    found: str = ""
+
+    def serve(self, state, client, zoo):
+        if client.id.startswith("c") and not Path(self.found).exists():
+            raise ResourceError("the model is lost")
+        return super().serve(state, client, zoo)
+
+
+def test_a_fault_while_clients_are_compared_ends_the_run_and_a_resumed_run_compares_them(tmp_path):
+    """Scores need no client's model here: they are of the tiers alone."""
+    method = BlindOnce(share="layerwise", found=str(tmp_path / "found"))
+    with pytest.raises(ResourceError, match="the model is lost"):
+        run(tiny(score={**CLIENTS, "clients": 0}), tmp_path / "run", method=method)
+    left = read_run(tmp_path / "run").manifest
+    assert (left["status"], "the model is lost" in left["fault"]) == ("failed", True)
+    (tmp_path / "found").touch()
+    resume(tmp_path / "run", method=method)
+    assert read_run(tmp_path / "run").manifest["status"] == "done"
+    assert len(read_run(tmp_path / "run").features()["clients"]["tiers"]) == 4

@@ -200,6 +200,7 @@ def _run_to_end(loop: Loop, resumed: bool) -> Result:
     watch.start(folder.path, folder.manifest(), loop.progress.done)
     try:
         loop.run()
+        keep_features(loop)
     except BaseException as fault:
         try:
             loop.save_before_exit()
@@ -213,7 +214,6 @@ def _run_to_end(loop: Loop, resumed: bool) -> Result:
                 watch.warn(str(second))
         watch.end(_failed_run(loop, fault))
         raise
-    keep_features(loop)
     result = Result(
         folder.path,
         str(experiment.method.get("name", type(loop.context.method).__name__)),

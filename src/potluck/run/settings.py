@@ -68,8 +68,8 @@ class Scoring:
     features: bool = False
     """At the end, compare the features of the tiers' networks on test rows, stage by stage, for the report."""
     compare_clients: int = 0
-    """With features: also compare the networks of this many clients with one another, after their local epochs. They
-    are the first of those that `clients` would score. For simulations."""
+    """With features: also compare the networks of this many clients with one another, after their local epochs. This
+    takes as long as a round with so many clients. For simulations."""
     plane: Literal["pca", "tsne"] = "pca"
     """How the report draws these features in the plane: their first two principal components, or t-SNE."""
     best: Literal["validation", "test"] = "validation"
