@@ -93,6 +93,7 @@ class OverlapMean:
         if position // BLOCK != self._number:
             self._close_block()
             self._number = position // BLOCK
+        self._indicators.clear()
         if isinstance(arrays, FlatArrays) and isinstance(weight, float) and self._add_flat(arrays, held, weight):
             arrays = arrays.others
         entire: dict[float, dict[str, Tensor]] = {}
@@ -272,7 +273,7 @@ class OverlapMean:
         weights.add_(chosen, alpha=factor)
 
     def _indicator(self, index: Tensor, length: int) -> Tensor:
-        """A vector of this length with ones where the list points, zeros elsewhere; tensors with one list share it."""
+        """A vector of this length: one where the list points, else zero; tensors of one contribution share it."""
         if id(index) not in self._indicators:
             one = torch.zeros(length, dtype=torch.float64, device=index.device).index_fill_(0, index, 1.0)
             self._indicators[id(index)] = index, one
