@@ -227,6 +227,7 @@ def test_a_method_that_nodes_cannot_import_is_refused_on_the_server():
         ({"tier": [{"name": "a", "width": "fit"}]}, "tier 'a' has width = \"fit\""),
         ({"tier": [{"name": "a"}, {"name": "b", "absent": True}]}, "tier 'b' is absent"),
         ({"score": {"common": True}}, r"score\.common = true needs test rows"),
+        ({"score": {"features": True, "compare_clients": 4}}, r"score\.compare_clients = 4 needs test rows"),
         ({"fleet": {"dropout": 0.1}}, r"\[fleet\] simulates who is there"),
         ({"nodes": {"deadlines": {"smal": 3.0}}}, "nodes.deadlines names 'smal'; the tiers are large, medium, small"),
         ({"nodes": {"updates": "8-bit"}, "privacy": {"epsilon": 1.0, "clip": 1.0}}, "rounded noise is not the noise"),
