@@ -207,7 +207,7 @@ def test_the_manifest_has_the_fields_that_the_layout_names(layouts, folder):
     manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
     named = set(re.findall(r"`(\w+)`", layouts["manifest.json"]))
     assert manifest.keys() <= named
-    sometimes = {"nodes", "charter", "basis", "source"}
+    sometimes = {"nodes", "charter", "basis", "source", "features"}
     assert not (lacking := named - manifest.keys() - manifest["tiers"][0].keys() - sometimes), lacking
 
 
