@@ -1,10 +1,13 @@
 """Scoring a network: how many rows at once, and counts that do not depend on it."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from potluck.core import Examples
+from potluck.data.tokenizer import TrimPadding
 from potluck.learn import Classify, NextToken, Regress, Tag, problems
 from potluck.learn.problems import rows_at_once
 
@@ -84,3 +87,54 @@ def test_no_value_is_read_while_batches_are_scored(problem, monkeypatch):
     with Reads() as reads:
         problem.tally(nn.Identity(), given)
     assert reads.count == 0
+
+
+class Widths(nn.Module):
+    """Notes how many tokens the rows of each batch have, padding among them; its scores are counts of tokens 1 and 2."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers, self.seen = nn.ModuleList(layers), []
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        self.seen.append(tuple(ids.shape))
+        return torch.stack([(ids == token).sum(1).float() for token in (1, 2)], 1)
+
+
+def texts(lengths):
+    """Rows of so many tokens 1 (rows of an even length) or 2, padded with 0 to 20; the label is that token's class."""
+    x = torch.zeros(len(lengths), 20, dtype=torch.long)
+    for row, length in enumerate(lengths):
+        x[row, :length] = 1 + length % 2
+    return Examples({"x": x, "y": torch.tensor(lengths) % 2}, prepare=TrimPadding(0))
+
+
+def test_texts_are_scored_in_the_order_of_their_lengths_so_that_little_is_padding(monkeypatch):
+    monkeypatch.setattr(problems, "BATCH", 2)
+    net, given = Widths(), texts([3, 12, 5, 4, 20])
+    tally = Classify(2).tally(net, given)
+    assert net.seen == [(2, 4), (2, 12), (1, 20)]
+    assert (tally["right"], tally["seen"]) == ([3, 2], [3, 2])
+    assert tally["loss"] == pytest.approx(sum(math.log1p(math.exp(-length)) for length in (3, 12, 5, 4, 20)))
+
+
+def test_tags_are_scored_in_the_order_of_lengths_too(monkeypatch):
+    monkeypatch.setattr(problems, "BATCH", 2)
+
+    class Tags(Widths):
+        def forward(self, ids):
+            super().forward(ids)
+            return nn.functional.one_hot(ids, 3).float()
+
+    given = texts([9, 2, 7, 1])
+    given = Examples({"x": given.column("x"), "y": given.column("x")}, prepare=given.prepare)
+    net = Tags()
+    assert Tag(("O", "B-a", "I-a")).tally(net, given)["right"] == 2 * 2 + 2 * 9
+    assert net.seen == [(2, 2), (2, 9)]
+
+
+def test_texts_keep_their_order_if_a_norm_depends_on_the_batch(monkeypatch):
+    monkeypatch.setattr(problems, "BATCH", 2)
+    net = Widths(nn.BatchNorm1d(3, track_running_stats=False))
+    Classify(2).tally(net, texts([3, 12, 5, 4, 20]))
+    assert net.seen == [(2, 12), (2, 5), (1, 20)]

@@ -79,9 +79,13 @@ class TrimPadding:
     steady: ClassVar[None] = None
     """What replaces this where every batch must have the same shape: nothing, because networks mask padding."""
 
+    def lengths(self, x: Tensor) -> Tensor:
+        """How many tokens each row has."""
+        return (x != self.pad).sum(1)
+
     def __call__(self, batch: dict[str, Tensor]) -> Batch:
         x = batch["x"]
-        longest = max(1, int((x != self.pad).sum(1).max())) if len(x) else x.shape[1]
+        longest = max(1, int(self.lengths(x).max())) if len(x) else x.shape[1]
         return {name: column[:, :longest] if column.dim() > 1 else column for name, column in batch.items()}
 
 

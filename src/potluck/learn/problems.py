@@ -112,7 +112,7 @@ class NextToken:
         losses, right, seen = list[Tensor](), list[Tensor](), list[Tensor]()
         net.eval()
         with torch.inference_mode():
-            for batch in _batches(examples, self.classes):
+            for batch in _batches(net, examples, self.classes):
                 scores, labels = net(batch["x"]).flatten(0, -2), batch["y"].flatten()
                 if owned is not None:
                     scores = mask_logits(scores, class_mask(owned, self.classes))
@@ -162,7 +162,7 @@ class Tag:
         losses, said, true = list[Tensor](), list[Tensor](), list[Tensor]()
         net.eval()
         with torch.inference_mode():
-            for batch in _batches(examples, len(self.names)):
+            for batch in _batches(net, examples, len(self.names)):
                 scores, labels = net(batch["x"]), batch["y"]
                 if owned is not None:
                     scores = mask_logits(scores, class_mask(owned, len(self.names)))
@@ -265,24 +265,31 @@ def scored_batches(net: nn.Module, examples: Examples) -> Iterator[Batch]:
     if len(examples) > rows:
         where = next((weight.device for weight in net.parameters()), torch.device("cpu"))
         rows = rows_at_once(net, examples[slice(0, 1)]["x"].numel(), where)
-    for at in range(0, len(examples), rows):
-        yield examples[slice(at, at + rows)]
+    return _in_batches(net, examples, rows)
 
 
 def rows_at_once(net: nn.Module, entries: int, hardware: torch.device) -> int:
-    """How many rows, with so many entries each, are scored at once: more on a GPU, which small batches leave idle.
-
-    Not if a norm takes the statistics of the batch: then scores depend on its size.
-    """
-    static = any(isinstance(layer, _BatchNorm) and layer.running_mean is None for layer in net.modules())
-    if hardware.type != "cuda" or static:
+    """How many rows, with so many entries each, are scored at once: more on a GPU, which small batches leave idle."""
+    if hardware.type != "cuda" or depends_on_batch(net):
         return BATCH
     return max(BATCH, min(GPU_BATCH, GPU_ENTRIES // max(entries, 1)))
 
 
-def _batches(examples: Examples, classes: int) -> Iterator[Batch]:
+def depends_on_batch(net: nn.Module) -> bool:
+    """Whether a norm takes the statistics of the batch, so that a row's score depends on the other rows."""
+    return any(isinstance(layer, _BatchNorm) and layer.running_mean is None for layer in net.modules())
+
+
+def _batches(net: nn.Module, examples: Examples, classes: int) -> Iterator[Batch]:
     """Batches of examples with many labels each, small enough that their logits fit into memory."""
     length = examples.columns["y"][:1].numel() or 1
-    rows = max(1, min(BATCH, ROOM // (length * classes)))
+    return _in_batches(net, examples, max(1, min(BATCH, ROOM // (length * classes))))
+
+
+def _in_batches(net: nn.Module, examples: Examples, rows: int) -> Iterator[Batch]:
+    """Batches of so many rows. Texts come in the order of their lengths, so that little of a batch is padding."""
+    lengths = getattr(examples.prepare, "lengths", None)
+    if lengths is not None and len(examples) > rows and not depends_on_batch(net):
+        examples = examples.pick(lengths(examples.column("x")).argsort(stable=True))
     for at in range(0, len(examples), rows):
         yield examples[slice(at, at + rows)]
