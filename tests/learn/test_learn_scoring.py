@@ -90,7 +90,7 @@ def test_no_value_is_read_while_batches_are_scored(problem, monkeypatch):
 
 
 class Widths(nn.Module):
-    """Notes how many tokens the rows of each batch have, padding among them; its scores are counts of tokens 1 and 2."""
+    """Notes how many tokens the rows of each batch have, padding among them; its scores count tokens 1 and 2."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
