@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import json
 import math
 import statistics
@@ -80,8 +81,9 @@ class Run:
         return int(self.manifest.get("fault_round") or 1) if self.manifest.get("status") == "diverged" else 0
 
     def fits(self, where: Mapping[str, Any]) -> bool:
-        """Whether the run has these settings, named with dots: ``{"method.name": "fedrolex"}``; or this ``label``."""
-        told = {**self.settings, "label": self.manifest.get("label")}
+        """Whether the run has these settings, named with dots (``{"method.name": "fedrolex"}``), this ``label`` or
+        this ``variant`` of the comparison."""
+        told = {**self.settings, "label": self.manifest.get("label"), "variant": self.manifest.get("variant")}
         return all(dig(told, name) == value for name, value in where.items())
 
     def cost(self, name: str) -> float:
@@ -257,9 +259,13 @@ class Claim:
         as_printed = self.statistic() == ROUND or self.metric in ("millions of numbers", "CKA", "silhouette")
         return (one - other) / (1 if as_printed else 100)
 
-    def difference(self, better: str, worse: str) -> PairedDifference | None:
+    @property
+    def judged(self) -> Sequence[Mapping[str, Any]]:
+        """The columns that the verdict follows from: the first one, or all of them (``every_column``)."""
+        return self.columns if self.plain.get("every_column") else self.columns[:1]
+
+    def difference(self, better: str, worse: str, column: Mapping[str, Any]) -> PairedDifference | None:
         """By how much one row is above another, for each seed that both have, after equally many rounds."""
-        column = self.columns[0]
         above, below = ({run.seed: run for run in self.cells[name, column["name"]].runs} for name in (better, worse))
         first, second = dict[str, float](), dict[str, float]()
         for seed in sorted(above.keys() & below.keys()):
@@ -272,9 +278,9 @@ class Claim:
             return PairedDifference({seed: first[seed] - second[seed] for seed in first}, math.nan)
         return paired_difference(first, second)
 
-    def judge(self, better: str, worse: str) -> str:
-        """The verdict on one pair of rows."""
-        found = self.difference(better, worse)
+    def judge(self, better: str, worse: str, column: Mapping[str, Any]) -> str:
+        """The verdict on one pair of rows in one column."""
+        found = self.difference(better, worse, column)
         if found is None:
             return "open"
         if all(difference > 0 for difference in found.by_seed.values()):
@@ -288,11 +294,13 @@ class Claim:
     def missing(self) -> list[str]:
         """What keeps the verdict open, for the rows that the claim compares."""
         found = []
-        for name in dict.fromkeys(name for pair in self.plain.get("order", []) for name in pair):
-            runs = self.cells[name, self.columns[0]["name"]].runs
+        names = dict.fromkeys(name for pair in self.plain.get("order", []) for name in pair)
+        for name, column in itertools.product(names, self.judged):
+            runs = self.cells[name, column["name"]].runs
             row = next(row for row in self.rows if row["name"] == name)
-            lost = [run for run in self.diverged if run.fits(row.get("where", {}))]
+            lost = [run for run in self.diverged if run.fits({**row.get("where", {}), **column.get("where", {})})]
             wanted = row.get("seeds", self.seeds)
+            name = self._in_column(name, column)
             found += [f"{name} diverged in round {run.diverged:,} with seed {run.seed}" for run in lost]
             done = [run for run in runs if run.rounds >= self.rounds]
             if not runs and not lost:
@@ -305,6 +313,10 @@ class Claim:
                 found.append(f"{name} has {len(done)} of {wanted} seeds")
         return found
 
+    def _in_column(self, name: str, column: Mapping[str, Any]) -> str:
+        """A row's name, with the column's if several are judged."""
+        return f"{name} ({column['name']})" if len(self.judged) > 1 else name
+
     @property
     def verdict(self) -> str:
         """reproduced, not reproduced, open or not run; it follows from the scores."""
@@ -313,7 +325,7 @@ class Claim:
         order = self.plain.get("order", [])
         if not order or self.missing():
             return "open"
-        found = {self.judge(*pair) for pair in order}
+        found = {self.judge(*pair, column) for pair in order for column in self.judged}
         return next(verdict for verdict in ("not reproduced", "open", "reproduced") if verdict in found)
 
     @property
@@ -323,22 +335,22 @@ class Claim:
             minutes = self.plain.get("minutes")
             cost = f"; about {minutes} minutes of one H200" if minutes else ""
             return f"`{self.plain['recipe']}`{cost}" if self.plain.get("recipe") else str(self.plain["why"])
-        pairs = (self._seen_of(*pair) for pair in self.plain.get("order", []))
+        pairs = (self._seen_of(*pair, column) for pair in self.plain.get("order", []) for column in self.judged)
         return "; ".join([*filter(None, pairs), *self.missing()])
 
-    def _seen_of(self, better: str, worse: str) -> str:
+    def _seen_of(self, better: str, worse: str, column: Mapping[str, Any]) -> str:
         """The differences of one pair of rows; if seeds differ, with their interval beside the paper's difference."""
-        found = self.difference(better, worse)
+        found = self.difference(better, worse, column)
         if found is None:
             return ""
-        told = (self.format(one, "+", self.columns[0]) for one in found.by_seed.values())
-        shown = f"{better} minus {worse}: {', '.join(told)}"
+        told = (self.format(one, "+", column) for one in found.by_seed.values())
+        shown = f"{self._in_column(f'{better} minus {worse}', column)}: {', '.join(told)}"
         claimed = self.in_paper(better, worse)
         if found.ahead in (0, found.count) or found.low is None or claimed is None:
             return shown
         shown += f" (mean {self.format(found.mean, '+')}, 95 % interval {self.format(found.low, '+')} to "
         shown += f"{self.format(found.high, '+')}; the paper: {self.format(claimed, '+')}"
-        if self.judge(better, worse) == "open":
+        if self.judge(better, worse, column) == "open":
             spread = statistics.stdev(found.by_seed.values())
             shown += f"; to find so much in 80 % of tests takes about {seeds_needed(spread, claimed)} seeds"
         return f"{shown})"
