@@ -30,10 +30,14 @@ ERR = SafeConsole(stderr=True)
 
 
 class LineProgress:
-    """Progress as plain lines: one for each scored round, at most one every `pause` seconds, and always the last."""
+    """Progress as plain lines: one for each scored round, at most one every `pause` seconds, and always the last.
 
-    def __init__(self, rounds: int, title: str, pause: float = 0.5) -> None:
-        self.rounds, self.title, self.pause = rounds, visible(" ".join(title.split())), pause
+    After `silence` seconds without a line, a round that was not scored gets one too.
+    """
+
+    def __init__(self, rounds: int, title: str, pause: float = 0.5, silence: float = 30.0) -> None:
+        self.rounds, self.title = rounds, visible(" ".join(title.split()))
+        self.pause, self.silence = pause, silence
         self.started = self.last = time.monotonic()
         self.before = 0
 
@@ -42,7 +46,7 @@ class LineProgress:
 
     def round(self, done: int, scores: Mapping[str, Any] | None, totals: Mapping[str, float]) -> None:
         now = time.monotonic()
-        if done < self.rounds and (now - self.last < self.pause or scores is None):
+        if done < self.rounds and now - self.last < (self.silence if scores is None else self.pause):
             return
         self.last = now
         left = (now - self.started) / max(done - self.before, 1) * (self.rounds - done)
