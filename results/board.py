@@ -173,6 +173,7 @@ class Claim:
         self.rounds, self.seeds = int(plain.get("rounds", 0)), int(plain.get("seeds", 1))
         self.rows: list[Mapping[str, Any]] = plain.get("row", [])
         self.columns: list[Mapping[str, Any]] = plain.get("column", [{"name": "ours"}])
+        self.order: list[tuple[str, str]] = plain.get("order", [])
         archive = plain.get("archive")
         found = read_archive(folder / archive) if archive else ()
         among = plain.get("among") or {run.seed for run in found}
@@ -294,8 +295,7 @@ class Claim:
     def missing(self) -> list[str]:
         """What keeps the verdict open, for the rows that the claim compares."""
         found = []
-        names = dict.fromkeys(name for pair in self.plain.get("order", []) for name in pair)
-        for name, column in itertools.product(names, self.judged):
+        for name, column in itertools.product(dict.fromkeys(itertools.chain(*self.order)), self.judged):
             runs = self.cells[name, column["name"]].runs
             row = next(row for row in self.rows if row["name"] == name)
             lost = [run for run in self.diverged if run.fits({**row.get("where", {}), **column.get("where", {})})]
@@ -322,10 +322,9 @@ class Claim:
         """reproduced, not reproduced, open or not run; it follows from the scores."""
         if not any(cell.by_seed for cell in self.cells.values()):
             return "not run"
-        order = self.plain.get("order", [])
-        if not order or self.missing():
+        if not self.order or self.missing():
             return "open"
-        found = {self.judge(*pair, column) for pair in order for column in self.judged}
+        found = {self.judge(better, worse, column) for better, worse in self.order for column in self.judged}
         return next(verdict for verdict in ("not reproduced", "open", "reproduced") if verdict in found)
 
     @property
@@ -335,7 +334,7 @@ class Claim:
             minutes = self.plain.get("minutes")
             cost = f"; about {minutes} minutes of one H200" if minutes else ""
             return f"`{self.plain['recipe']}`{cost}" if self.plain.get("recipe") else str(self.plain["why"])
-        pairs = (self._seen_of(*pair, column) for pair in self.plain.get("order", []) for column in self.judged)
+        pairs = (self._seen_of(better, worse, column) for better, worse in self.order for column in self.judged)
         return "; ".join([*filter(None, pairs), *self.missing()])
 
     def _seen_of(self, better: str, worse: str, column: Mapping[str, Any]) -> str:
@@ -372,7 +371,7 @@ def _section(claim: Claim, archives: Mapping[str, Mapping[str, Any]], charts: di
         parts.append(f"**Not run**: {claim.seen}{claim.earlier()}.")
     else:
         parts += ["\n".join(_table(claim)), _origin(claim, archives)]
-        if claim.plain.get("order"):
+        if claim.order:
             parts.insert(-1, f"**{claim.verdict.capitalize()}.** {claim.seen}.")
         if drawn := chart(claim):
             name = f"{claim.paper}-{claim.anchor}.svg"
