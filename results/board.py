@@ -262,8 +262,9 @@ class Claim:
 
     @property
     def judged(self) -> Sequence[Mapping[str, Any]]:
-        """The columns that the verdict follows from: the first one, or all of them (``every_column``)."""
-        return self.columns if self.plain.get("every_column") else self.columns[:1]
+        """The columns that the verdict follows from: those that ``judged`` names, or the first one."""
+        names = self.plain.get("judged")
+        return [column for column in self.columns if column["name"] in names] if names else self.columns[:1]
 
     def difference(self, better: str, worse: str, column: Mapping[str, Any]) -> PairedDifference | None:
         """By how much one row is above another, for each seed that both have, after equally many rounds."""

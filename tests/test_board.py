@@ -93,19 +93,20 @@ def test_a_row_may_need_another_number_of_seeds(tmp_path):
     assert (claim(tmp_path, row=rows).verdict, claim(tmp_path, row=rows).seen) == ("reproduced", "a minus b: +10.0")
 
 
-def test_a_verdict_may_follow_from_every_column(tmp_path):
+def test_a_verdict_may_follow_from_several_columns(tmp_path):
     """a is above b with seed 0, which is one column, and below it with seed 1, which is the other."""
     kept(tmp_path, [("a", 0, UP), ("a", 1, FLAT), ("b", 0, FLAT), ("b", 1, UP), ("c", 0, FLAT)])
     columns = [{"name": f"case {seed}", "where": {"seed": seed}} for seed in (0, 1)]
     first = claim(tmp_path, column=columns, seeds=1)
     assert (first.verdict, first.seen) == ("reproduced", "a minus b: +10.0")
-    both = claim(tmp_path, column=columns, seeds=1, every_column=True)
+    names = ["case 0", "case 1"]
+    both = claim(tmp_path, column=columns, seeds=1, judged=names)
     assert (both.verdict, both.seen) == (
         "not reproduced",
         "a minus b (case 0): +10.0; a minus b (case 1): -10.0",
     )
     rows = [{"name": name, "where": {"method.name": name}} for name in ("a", "c")]
-    lacking = claim(tmp_path, column=columns, seeds=1, every_column=True, row=rows, order=[["a", "c"]])
+    lacking = claim(tmp_path, column=columns, seeds=1, judged=names, row=rows, order=[["a", "c"]])
     assert (lacking.verdict, lacking.seen) == ("open", "a minus c (case 0): +10.0; c (case 1) was not run")
 
 
