@@ -14,6 +14,7 @@ from potluck.report import compare_rows, read_record
 from potluck.run import Interrupted, assemble, compare, resume, run
 from potluck.run.comparison import UnfinishedComparison, refuse_unfinished
 from potluck.run.labels import label
+from potluck.run.planning import plan_entries
 from potluck.run.session import changed_settings, mark
 
 METHODS = [{"name": "fedavg", "share": "layerwise"}, {"name": "alllarge"}, {"name": "local"}]
@@ -217,6 +218,18 @@ OTHER = {"name": "fedavg", "server": {"name": "adam", "lr": 0.2}, "share": "laye
 def test_a_label_tells_nested_settings_and_local_training_of_its_own(method, said):
     setup = assemble(tiny(method=method))
     assert label(setup.context.method, setup.experiment.local) == said
+
+
+@pytest.mark.parametrize(
+    ("method", "folder"),
+    [
+        (OTHER, "fedavg_server=adam_server.lr=0.2_share=layerwise-s0"),
+        ({"name": "moss", "wire": {"lr": 0.1, "batch": 5}}, "moss_wire.lr=0.1_wire.batch=5-s0"),
+    ],
+)
+def test_folders_tell_nested_settings_by_their_names(method, folder, tmp_path):
+    [entry] = plan_entries(tiny(), [method])
+    assert entry.plan(0, tmp_path).folder == tmp_path / folder
 
 
 def test_entries_of_one_method_that_differ_in_local_training_are_one_row_each_over_their_seeds(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -195,11 +195,23 @@ def _refuse_idle(experiment: Experiment, methods: Sequence[Any], found: Sequence
 
 def _label(method: Any, variant: str, local: Any) -> str:
     if isinstance(method, Mapping):
-        own = ", ".join(f"{key}={value}" for key, value in method.items() if key != "name")
+        own = ", ".join(text for key, value in method.items() if key != "name" for text in _setting(key, value))
         name = str(method.get("name"))
     else:
         own, name = own_settings(method, local), type(method).__name__
     return f"{name}" + (f" ({own})" if own else "") + (f", {variant}" if variant else "")
+
+
+def _setting(name: str, value: Any) -> Iterator[str]:
+    """A setting as text; of a table its name and its entries: ``server=adamw``, ``wire.lr=0.03``."""
+    if not isinstance(value, Mapping):
+        yield f"{name}={value}"
+        return
+    if "name" in value:
+        yield f"{name}={value['name']}"
+    for key, inner in value.items():
+        if key != "name":
+            yield from _setting(f"{name}.{key}", inner)
 
 
 def slug(label: str) -> str:
