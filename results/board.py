@@ -81,9 +81,8 @@ class Run:
         return int(self.manifest.get("fault_round") or 1) if self.manifest.get("status") == "diverged" else 0
 
     def fits(self, where: Mapping[str, Any]) -> bool:
-        """Whether the run has these settings, named with dots (``{"method.name": "fedrolex"}``), this ``label`` or
-        this ``variant`` of the comparison."""
-        told = {**self.settings, "label": self.manifest.get("label"), "variant": self.manifest.get("variant")}
+        """Whether the run has these settings, named with dots: ``{"method.name": "fedrolex"}``; or this ``label``."""
+        told = {**self.settings, "label": self.manifest.get("label")}
         return all(dig(told, name) == value for name, value in where.items())
 
     def cost(self, name: str) -> float:
