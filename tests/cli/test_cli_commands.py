@@ -217,7 +217,7 @@ def test_a_comparison_in_which_a_run_diverged_shows_it_and_ends_with_8(potluck, 
     assert "diverged in round 1" in " ".join(out.split())
     assert "report: all/report.html" in out
     assert "diverged in round 1" in (place / "all" / "report.html").read_text("utf-8")
-    said = "potluck: 1 of 2 runs has no result: fedavg (local={'lr': 1e+30}), seed 0, diverged in round 1."
+    said = "potluck: 1 of 2 runs has no result: fedavg (local.lr=1e+30), seed 0, diverged in round 1."
     assert err.splitlines()[-1].startswith(said)
     code, out, err = potluck("compare", "tiny.toml", *wild, "--out", "all", "--format", "json")
     assert code == 8
