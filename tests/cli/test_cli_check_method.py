@@ -80,6 +80,19 @@ class EditsState(FedAvg):
         return state
 '''
 
+HIDES_WORK = '''
+from dataclasses import dataclass
+from potluck.methods import FedAvg
+
+@dataclass(frozen=True)
+class HidesWork(FedAvg):
+    """Looks at its data once more after training, and does not count it."""
+
+    def report(self, task, device, fit):
+        fit.net(device.data.all()["x"])
+        return super().report(task, device, fit)
+'''
+
 
 def write(place, name, text):
     (place / f"{name}.py").write_text(text)
@@ -90,7 +103,7 @@ def test_an_outside_method_in_one_file_keeps_every_promise(place, potluck):
     code, out, _ = potluck("check-method", "root_avg:RootAvg", "--set", "power=0.4")
     assert code == 0
     assert "BROKEN" not in out
-    assert out.count("kept") >= 19
+    assert out.count("kept") >= 20
 
 
 @pytest.mark.parametrize(
@@ -99,6 +112,7 @@ def test_an_outside_method_in_one_file_keeps_every_promise(place, potluck):
         ("KeepsState", KEEPS_STATE, "It keeps nothing on itself", "it keeps state on itself"),
         ("KeepsStateElsewhere", KEEPS_STATE_ELSEWHERE, "It keeps nothing on itself", "the same object gives another"),
         ("DrawsGlobally", DRAWS_GLOBALLY, "It draws only from", "depends on a global random generator"),
+        ("HidesWork", HIDES_WORK, "The FLOPs in the ledger", "tell device.charge what a verb computes beside fits"),
         ("EditsState", EDITS_STATE, "A round returns a new state", "the very state that it was given"),
     ],
 )

@@ -34,21 +34,21 @@ def test_measured_seconds_and_memory_have_no_part_in_the_modelled_price() -> Non
 
 
 def test_a_round_needs_weights_gradients_slots_activations_and_two_transfers() -> None:
-    work = Work(flops=50, parameter_bytes=100, activation_bytes=200, parameters=25)
+    work = Work(flops=50, forward_flops=20, parameter_bytes=100, activation_bytes=200, parameters=25)
     # (1 + 1 + 1) * 100 + 200 bytes; down 8 * 100 / 80 = 10 s, up 8 * 100 / 40 = 20 s, 4 * 50 / 100 = 2 s.
     assert requirements(work, TOY, Budget(steps=4, slots=1)) == Requirements(memory=500, seconds=32.0)
     assert requirements(work, TOY, Budget(steps=4, slots=2)).memory == 600
 
 
 def test_training_fits_when_it_takes_no_more_than_its_share_of_the_memory() -> None:
-    work = Work(flops=50, parameter_bytes=100, activation_bytes=200, parameters=25)
+    work = Work(flops=50, forward_flops=20, parameter_bytes=100, activation_bytes=200, parameters=25)
     assert fits(work, TOY, Budget(slots=1))  # 500, half of 1000
     assert not fits(work, TOY, Budget(slots=2))  # 600
     assert fits(work, TOY, Budget(slots=2, memory=0.6))
 
 
 def test_training_fits_when_a_round_is_done_in_time() -> None:
-    work = Work(flops=50, parameter_bytes=100, activation_bytes=200, parameters=25)
+    work = Work(flops=50, forward_flops=20, parameter_bytes=100, activation_bytes=200, parameters=25)
     assert fits(work, TOY, Budget(steps=4, seconds=32.0))
     assert not fits(work, TOY, Budget(steps=5, seconds=32.0))
 
@@ -56,7 +56,7 @@ def test_training_fits_when_a_round_is_done_in_time() -> None:
 def square(width: float) -> Work:
     """A network without activations, whose parameters and work grow with the square of its width."""
     size = round(1600 * width * width)
-    return Work(flops=size, parameter_bytes=size, activation_bytes=0, parameters=size)
+    return Work(flops=size, forward_flops=0, parameter_bytes=size, activation_bytes=0, parameters=size)
 
 
 def fitting(budget: Budget, *widths: float) -> float | None:
@@ -91,7 +91,7 @@ def test_where_no_depth_fits_the_shallowest_is_priced(cut: Cut, said: str) -> No
 
 
 def test_memory_that_was_measured_counts_in_place_of_the_modelled() -> None:
-    work = Work(flops=50, parameter_bytes=100, activation_bytes=200, parameters=25)
+    work = Work(flops=50, forward_flops=20, parameter_bytes=100, activation_bytes=200, parameters=25)
     heavy = replace(TOY, memory_factor=1.5)
     assert requirements(work, heavy, Budget(slots=1)).memory == 750  # 1.5 * (3 * 100 + 200)
     assert fits(work, TOY, Budget(slots=1))

@@ -438,16 +438,17 @@ def test_adam_is_pytorchs():
 
 def test_the_cost_of_a_transfer_by_hand():
     """The student's own step, three simulated ones, one at the end, and three times three on the way back."""
-    teacher, student = Work(300, 40, 100, 10), Work(60, 8, 20, 2)
+    teacher, student = Work(300, 120, 40, 100, 10), Work(60, 25, 8, 20, 2)
     matching = FeatureMatching((Tap("t", 2, 1, 1),), (Tap("s", 2, 1, 1),))
-    assert matching.flops() == 8
+    # Loc: a linear layer of 2 inputs and one output; Deg: of two.
+    assert (matching.flops(), matching.meta_flops()) == (8, 2 * 2 * (1 + 2))
     flops, memory = transfer_cost(WireSettings(), matching, teacher, student, 2, 6, 6)
-    assert (flops, memory) == (3 * (14 * 60 + 100) + 6 * 3 * 8 * 9, 7 * 8 + 2 * 20 + 40)
+    assert (flops, memory) == (3 * (14 * 60 + 120) + 6 * 3 * 8 * 9 + 6 * 12 * 7, 7 * 8 + 2 * 20 + 40)
     flops, _ = transfer_cost(WireSettings(), matching, teacher, student, 2, 6, 2)
-    assert flops == 3 * 160 + 13 * 60 + (6 + 2 * 8) * 3 * 8
+    assert flops == 3 * 180 + 13 * 60 + (6 + 2 * 8) * 3 * 8 + (6 + 2 * 6) * 12
     joint, labels = WireSettings(train="joint"), WireSettings(loss="ce")
-    assert transfer_cost(joint, matching, teacher, student, 2, 6, 0) == (3 * 160 + 6 * 24, 3 * 8 + 20 + 40)
-    assert transfer_cost(labels, None, teacher, student, 2, 6, 0) == (3 * 160, 3 * 8 + 20 + 40)
+    assert transfer_cost(joint, matching, teacher, student, 2, 6, 0) == (3 * 180 + 6 * 24 + 6 * 12, 3 * 8 + 20 + 40)
+    assert transfer_cost(labels, None, teacher, student, 2, 6, 0) == (3 * 180, 3 * 8 + 20 + 40)
 
 
 def test_impossible_settings_are_refused():

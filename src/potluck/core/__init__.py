@@ -41,6 +41,7 @@ from potluck.core.model import Arrays, BufferLayout, Depth, FlatArrays, Model, N
 from potluck.core.noise import NoiseSource, SecretNoise, normal
 from potluck.core.optional import require_library
 from potluck.core.own_code import import_own
+from potluck.core.pass_count import PassCount, count_pass
 from potluck.core.plain import EMPTY, FrozenDict, Plain, freeze, to_plain
 from potluck.core.round import (
     SERVER,
@@ -68,11 +69,11 @@ __all__ = [
     "Bytes", "Client", "ClientWork", "Column", "ContractSettings", "Cost", "Depth", "Device", "Dimension", "Dimensions",
     "DivergedError", "Edit", "Examples", "Expected", "Facts", "Fit", "FitRequest", "FlatArrays", "Fold", "FrozenDict",
     "Grads", "InputError", "Key", "Limits", "Local", "Loss", "Mean", "Memory", "MessageError", "Method", "Model",
-    "Newborn", "NoiseSource", "Plain", "Prepare", "Problem", "QuorumError", "Reply", "ResourceError", "Round",
-    "SecretNoise", "Selection", "Send", "SettingsError", "Shapes", "Skip", "Spec", "Task", "Tier", "UserError",
-    "Weight", "Work", "Zoo", "answer",
-    "client_fault", "count_nodes", "describe", "detach_all", "digest", "display_name", "entropy", "facts_of", "freeze",
-    "gpu_advice",
+    "Newborn", "NoiseSource", "PassCount", "Plain", "Prepare", "Problem", "QuorumError", "Reply", "ResourceError",
+    "Round", "SecretNoise", "Selection", "Send", "SettingsError", "Shapes", "Skip", "Spec", "Task", "Tier",
+    "UserError", "Weight", "Work", "Zoo", "answer",
+    "client_fault", "count_nodes", "count_pass", "describe", "detach_all", "digest", "display_name", "entropy",
+    "facts_of", "freeze", "gpu_advice",
     "import_own", "is_shape", "join_tensors", "nearest_name", "normal", "numpy_stream", "on_client", "one_line", "pack",
     "pack_array", "payload", "require_library", "settings", "shapes_of", "shown_lines", "size", "split_tensors",
     "stream", "suggestion", "text_of", "to_plain", "trains", "unpack", "unpack_array", "user_interrupt",

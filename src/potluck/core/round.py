@@ -57,6 +57,8 @@ class Work:
 
     flops: int
     """Forward and backward pass, for the whole batch."""
+    forward_flops: int
+    """The forward pass alone. It is more than a third: the first layer needs no gradient of its input."""
     parameter_bytes: int
     activation_bytes: int
     """Activations kept for the backward pass, for the whole batch."""

@@ -22,6 +22,7 @@ from potluck.core import (
     Fit,
     FitRequest,
     FlatArrays,
+    Loss,
     Memory,
     Model,
     Newborn,
@@ -42,9 +43,11 @@ from potluck.core import (
 )
 from potluck.engines.context import ClientData, SimulationContext, TaskEnvelope, TaskResult
 from potluck.engines.form import Malformed, clean_memory, clean_reply
+from potluck.engines.step_counts import StepCounts
 from potluck.learn import (
     FitJob,
     Precision,
+    StepCount,
     can_stack,
     gather_statistics,
     held_tensors,
@@ -52,6 +55,7 @@ from potluck.learn import (
     run_fit,
     to_device,
     trainable_weights,
+    turns_of,
 )
 from potluck.secure.settings import REQUEST, VERBS, request_bytes
 
@@ -77,6 +81,7 @@ class Worker:
         self._columns: dict[int, tuple[Mapping[str, Column], dict[str, Column]]] = {}
         self.cache: dict[Hashable, Any] = {}
         """Objects that tasks keep for later tasks (`Device.cached`)."""
+        self.step_counts = StepCounts(context.zoo, context.problem.loss)
         if self.hardware.type == "cuda":
             _set_kernels(context.precision)
 
@@ -470,21 +475,30 @@ class WorkerDevice:
         )
 
     def count_fit(self, job: FitJob, fit: Fit) -> None:
-        """Adds the cost of a fit: FLOPs for the samples processed, and peak memory.
+        """Adds the cost of a fit: FLOPs of the network and of all that the loss computes beside it, and peak memory.
 
-        Memory holds weights, gradients, optimiser state and activations; the tensors and frozen networks of losses and
-        edits (each frozen network adds one forward pass per batch); and the mean gradient, if it was requested.
+        Memory holds weights, gradients, optimiser state and activations; the tensors and networks of losses and edits;
+        and the mean gradient, if it was requested.
         """
         if not fit.steps:
             return
-        batch, local = min(job.local.batch, len(job.examples)), job.local
-        work, (tensors, nets) = self._slots[id(job.net)].work(self.zoo, batch), held_tensors(job.loss, *job.edits)
-        asked = [self._slots[id(net)].work(self.zoo, batch) for net in nets]
-        self.flops += (work.flops + sum(other.flops for other in asked) // 3) * fit.samples // batch
+        batch, local, slot = min(job.local.batch, len(job.examples)), job.local, self._slots[id(job.net)]
+        turns = [(self._step_count(loss, job, slot.spec), times) for loss, times in turns_of(job.loss) if times]
+        every = sum(times for _, times in turns)
+        self.flops += sum(count.total_flops(fit.steps, fit.samples) * times for count, times in turns) // every
+        (tensors, nets), parameter_bytes = (
+            held_tensors(job.loss, *job.edits),
+            slot.work(self.zoo, batch).parameter_bytes,
+        )
         slots = 2 if local.optimiser == "adam" else int(local.momentum > 0)
         copies = 2 + slots + (fit.gradient is not None)
-        beside = sum(tensor.nbytes for tensor in tensors) + sum(other.parameter_bytes for other in asked)
-        self.peak = max(self.peak, work.parameter_bytes * copies + work.activation_bytes + beside)
+        beside = sum(tensor.nbytes for tensor in tensors)
+        beside += sum(self._slots[id(net)].work(self.zoo, batch).parameter_bytes for net in nets)
+        activations = max(count.activation_bytes(batch) for count, _ in turns)
+        self.peak = max(self.peak, parameter_bytes * copies + activations + beside)
+
+    def _step_count(self, loss: Loss, job: FitJob, spec: Spec) -> StepCount:
+        return self._worker.step_counts.of(spec, loss, job.examples.columns, lambda net: self._slots[id(net)].spec)
 
     def gather_statistics(self, net: nn.Module, examples: Examples, batch: int) -> int:
         seen = gather_statistics(net, examples, batch, self.problem.loss, self.rng)
@@ -501,6 +515,6 @@ class WorkerDevice:
         self.flops, self.peak = self.flops + flops, max(self.peak, memory)
 
     def _count_pass(self, net: nn.Module, rows: int) -> None:
-        """Adds the cost of a forward pass: a third of a training step, and no stored activations."""
+        """Adds the cost of a forward pass, which stores no activations."""
         work = self._slots[id(net)].work(self.zoo, 1)
-        self.charge(work.flops * rows // 3, work.parameter_bytes)
+        self.charge(work.forward_flops * rows, work.parameter_bytes)

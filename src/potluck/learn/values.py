@@ -29,7 +29,7 @@ class Frozen:
 
 
 def held_tensors(*values: Any) -> tuple[list[Tensor], list[nn.Module]]:
-    """The tensors and the frozen networks inside losses and edits, each once."""
+    """The tensors and the networks inside losses and edits, each once."""
     tensors: dict[int, Tensor] = {}
     nets: dict[int, nn.Module] = {}
     waiting = list(values)
@@ -39,8 +39,8 @@ def held_tensors(*values: Any) -> tuple[list[Tensor], list[nn.Module]]:
             continue
         if isinstance(value, Tensor):
             tensors[id(value)] = value
-        elif isinstance(value, Frozen):
-            nets[id(value.net)] = value.net
+        elif isinstance(value, nn.Module):
+            nets[id(value)] = value
         elif isinstance(value, tuple | list):
             waiting.extend(value)
         elif isinstance(value, Mapping):
@@ -57,22 +57,28 @@ def to_device(value: Any, hardware: torch.device) -> Any:
     return map_tensors(value, lambda tensor: tensor.to(hardware))
 
 
-def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The value with `change` applied to every tensor; everything else stays."""
+def map_tensors(
+    value: Any, change: Callable[[Tensor], Tensor], change_net: Callable[[nn.Module], nn.Module] | None = None
+) -> Any:
+    """The value with `change` applied to every tensor, and `change_net` to every live network; all else stays."""
+
+    def map_inner(inner: Any) -> Any:
+        return map_tensors(inner, change, change_net)
+
     if isinstance(value, Tensor):
         return change(value)
+    if isinstance(value, nn.Module):
+        return value if change_net is None else change_net(value)
     if isinstance(value, tuple | list):
-        return type(value)(map_tensors(item, change) for item in value)
+        return type(value)(map_inner(item) for item in value)
     if isinstance(value, Newborn):
         return value
     if isinstance(value, Model):
-        return Model(value.spec, map_tensors(value.arrays, change))
+        return Model(value.spec, map_inner(value.arrays))
     if isinstance(value, Mapping):
-        return {name: map_tensors(item, change) for name, item in value.items()}
+        return {name: map_inner(item) for name, item in value.items()}
     if _has_fields(value):
-        return replace(
-            value, **{field.name: map_tensors(getattr(value, field.name), change) for field in fields(value)}
-        )
+        return replace(value, **{field.name: map_inner(getattr(value, field.name)) for field in fields(value)})
     return value
 
 
@@ -89,7 +95,7 @@ def tensor_leaves(value: Any) -> list[Tensor]:
     return []
 
 
-def structure_key(value: Any) -> Hashable:
+def structure_key(value: Any, net_key: Callable[[nn.Module], Hashable] = id) -> Hashable:
     """A key of everything in a value but the contents of its tensors. Equal keys: same operations, other numbers.
 
     Raises `TypeError` for an object of unknown type, which may hold hidden numbers.
@@ -97,13 +103,15 @@ def structure_key(value: Any) -> Hashable:
     if isinstance(value, Tensor):
         return (tuple(value.shape), value.dtype)
     if isinstance(value, tuple | list):
-        return tuple(structure_key(item) for item in value)
+        return tuple(structure_key(item, net_key) for item in value)
     if isinstance(value, Mapping):
-        return tuple((name, structure_key(value[name])) for name in sorted(value))
-    if isinstance(value, nn.Module | Part):
+        return tuple((name, structure_key(value[name], net_key)) for name in sorted(value))
+    if isinstance(value, nn.Module):
+        return net_key(value)
+    if isinstance(value, Part):
         return id(value)
     if _has_fields(value):
-        return (type(value), *(structure_key(getattr(value, field.name)) for field in fields(value)))
+        return (type(value), *(structure_key(getattr(value, field.name), net_key) for field in fields(value)))
     if value is None or isinstance(value, bool | int | float | str | Spec):
         return cast("Hashable", value)
     raise TypeError(f"a {type(value).__name__} in a loss or edit may hold hidden numbers; use a frozen dataclass")

@@ -113,7 +113,7 @@ class Hermes(PersonalModels):
         own = self.own(device)
         sizes, axes = own.spec.sizes, device.zoo.axes(own.spec)
         keep = {group: size_after_pruning(size, goal[group], self.prune) for group, size in sizes.items()}
-        if keep == dict(sizes) or validation_score(device.build(own), device) <= self.threshold:
+        if keep == dict(sizes) or validation_score(own, device) <= self.threshold:
             return
         weights = {name: own.arrays[name].abs() for name in prunable_weights(own.spec, device.zoo)}
         scores = unit_scores(weights, axes, own.spec)

@@ -121,7 +121,7 @@ class LotteryFL(PersonalModels):
             device.memory["ticket"] = (task.models.get("ticket") or model).arrays
         remaining, keep = device.memory["remaining"], task.config.get("keep", self.keep)
         assert isinstance(keep, float)
-        if remaining <= keep or validation_score(device.build(model), device) <= self.threshold:
+        if remaining <= keep or validation_score(model, device) <= self.threshold:
             return model
         masks = {name: prune_mask(model.arrays[name], mask, self.prune) for name, mask in all_if_new(held).items()}
         device.memory["held"], device.memory["remaining"] = masks, remaining * (1 - self.prune)

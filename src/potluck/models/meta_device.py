@@ -14,9 +14,8 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
-from potluck.core import Dimensions, Spec, Work
+from potluck.core import Dimensions, PassCount, Spec, Work, count_pass
 from potluck.models.families import FAMILIES
 from potluck.models.projection import add_projection, classifier_path, projected_axes, without_projection
 
@@ -102,18 +101,23 @@ def cost(spec: Spec, batch: int) -> Work:
     backward pass. Each storage counts once. The batch itself counts if a layer needs it. A forward that depends on its
     data is counted on one random batch.
     """
-    (flops, saved), (more_flops, more_saved), weights = _step_counts(spec)
+    two, three, weights = _step_counts(spec)
+
+    def for_batch(of_two: int, of_three: int) -> int:
+        return of_two + (of_three - of_two) * (batch - 2)
+
     return Work(
-        flops=flops + (more_flops - flops) * (batch - 2),
+        flops=for_batch(two.flops, three.flops),
+        forward_flops=for_batch(two.forward_flops, three.forward_flops),
         parameter_bytes=sum(size for _, size in weights),
-        activation_bytes=saved + (more_saved - saved) * (batch - 2),
+        activation_bytes=for_batch(two.saved_bytes, three.saved_bytes),
         parameters=sum(count for count, _ in weights),
     )
 
 
 @lru_cache(maxsize=1024)
-def _step_counts(spec: Spec) -> tuple[tuple[int, int], tuple[int, int], tuple[tuple[int, int], ...]]:
-    """FLOPs and bytes of a step on two examples and on three (both grow linearly), and the parameters' sizes."""
+def _step_counts(spec: Spec) -> tuple[PassCount, PassCount, tuple[tuple[int, int], ...]]:
+    """Counts of a step on two examples and on three (all grow linearly), and the parameters' sizes."""
     if spec.options.get("norm") == "counted":  # needs numbers, which are not here; its cost is that of running
         spec = replace(spec, options={**spec.options, "norm": "running"})
     net, three = probe(spec, 3)
@@ -121,8 +125,9 @@ def _step_counts(spec: Spec) -> tuple[tuple[int, int], tuple[int, int], tuple[tu
     weights = tuple((tensor.numel(), tensor.nbytes) for tensor in net.parameters())
     if needs_numbers(spec):  # two examples may take another way than three, so these are counted once
         with _without_onednn():
-            flops, saved = _step_count(net, three)
-        return (flops * 2 // 3, saved * 2 // 3), (flops, saved), weights
+            found = _step_count(net, three)
+        of_two = PassCount(found.flops * 2 // 3, found.forward_flops * 2 // 3, found.saved_bytes * 2 // 3)
+        return of_two, found, weights
     return _step_count(net, two), _step_count(net, three), weights
 
 
@@ -137,21 +142,6 @@ def _without_onednn() -> Iterator[None]:
         torch._C._set_mkldnn_enabled(before)
 
 
-def _step_count(net: nn.Module, batch: Tensor) -> tuple[int, int]:
-    """FLOPs of a training step, and bytes saved for its backward pass."""
-    saved: list[Tensor] = []
-
-    def save(tensor: Tensor) -> Tensor:
-        saved.append(tensor)
-        return tensor
-
-    with FlopCounterMode(display=False) as counter:
-        with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
-            loss = net(batch).sum()
-        if loss.requires_grad:
-            # Not autograd.grad: it fails on a parameter that a layer gets as its input, under this counter's hooks.
-            loss.backward()
-    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in saved}
-    for tensor in (*net.parameters(), *net.buffers()):
-        storages.pop(tensor.untyped_storage()._cdata, None)
-    return counter.get_total_flops(), sum(storages.values())
+def _step_count(net: nn.Module, batch: Tensor) -> PassCount:
+    """Counts of a training step."""
+    return count_pass(lambda: net(batch), (*net.parameters(), *net.buffers()))

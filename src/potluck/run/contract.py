@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from potluck.core import (
     EMPTY,
@@ -220,10 +221,12 @@ class ListeningEngine(Serial):
         self.specs: set[Any] = set()
         self.bytes: list[tuple[str, int, int]] = []
         """For every task: its client, and the bytes of tensors downloaded and uploaded."""
+        self.flops: dict[str, list[int]] | None = None
+        """If it is a dictionary: for every verb, the FLOPs that its tasks computed, and those that they told."""
 
     def run(self, envelopes: Iterable[TaskEnvelope]) -> Iterator[TaskResult]:
         for envelope in envelopes:
-            (result,) = super().run([envelope])
+            result = self._run_counted(envelope)
             task, reply = envelope.task, result.reply
             self.bytes.append((task.to, wire_bytes(task), wire_bytes(reply) if reply else 0))
             if task.to == SERVER or reply is None:
@@ -234,6 +237,17 @@ class ListeningEngine(Serial):
             uploaded = [*reply.arrays.values(), *tensors_of(reply.models).values()]
             self.bits |= any(tensor.dtype == torch.bool for tensor in uploaded)
             yield replace(result, reply=self._hide(reply)) if self.blind else result
+
+    def _run_counted(self, envelope: TaskEnvelope) -> TaskResult:
+        if self.flops is None:
+            (result,) = super().run([envelope])
+            return result
+        with FlopCounterMode(display=False) as counter:
+            (result,) = super().run([envelope])
+        told = self.flops.setdefault(envelope.task.verb, [0, 0])
+        if result.reply is not None:
+            told[:] = told[0] + counter.get_total_flops(), told[1] + result.reply.cost.flops
+        return result
 
     def trained_specs(self) -> set[Any]:
         """The networks that clients were asked to train."""
@@ -467,6 +481,23 @@ def bytes_are_those_of_the_tensors(trial: Trial) -> None:
     demand(booked == made.engine.bytes, "the ledger's bytes are not those of the tensors sent")
 
 
+def flops_are_those_of_the_tasks(trial: Trial) -> None:
+    """The FLOPs in the ledger are those that tasks compute, within a tenth."""
+    made = trial.rounds()
+    for measured in (False, True):  # what a process counts once, it counts the first time
+        made.memories.clear()
+        made.engine.flops = {} if measured else None
+        state = made.init()
+        for index in range(3):
+            state = made.round(state, index)
+    computed, told = (sum(both[at] for both in (made.engine.flops or {}).values()) for at in (0, 1))
+    demand(
+        abs(computed - told) <= 0.1 * computed,
+        f"its tasks compute {computed / max(told, 1):.2f} times the FLOPs in the ledger; tell device.charge what a "
+        "verb computes beside fits, predictions and statistics",
+    )
+
+
 def without_local_steps_the_model_stays(trial: Trial) -> None:
     """Without local steps and server training, the served model stays the same bit for bit, and a run finishes."""
     local = {"lr": 0.1, "steps": 0}
@@ -617,6 +648,7 @@ PROMISES: tuple[Callable[[Trial], None], ...] = (
     a_lost_client_is_survived,
     everything_is_finite,
     bytes_are_those_of_the_tensors,
+    flops_are_those_of_the_tasks,
     without_local_steps_the_model_stays,
     on_equal_devices_it_is_fedavg,
     clients_remember_what_the_facts_say,

@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from potluck.core import (
     Arrays,
@@ -31,13 +31,15 @@ def top_units(scores: Tensor, count: int) -> Tensor:
     return found
 
 
-def validation_score(net: nn.Module, device: Device) -> float:
-    """Accuracy on the client's validation split or, if it has none, on its training examples; never on its test split.
+def validation_score(model: Model, device: Device) -> float:
+    """A model's accuracy on the client's validation split or, if it has none, on its training examples.
 
-    If the problem's main metric is not accuracy, that metric.
+    Never on its test split. If the problem's main metric is not accuracy, that metric. It counts as the client's work.
     """
     examples = device.validation if len(device.validation) else device.data
-    scores = device.problem.scores([device.problem.tally(net, examples)])
+    scores = device.problem.scores([device.problem.tally(device.build(model), examples)])
+    work = device.zoo.cost(model.spec, 1)
+    device.charge(work.forward_flops * len(examples), work.parameter_bytes)
     return float(scores[device.problem.metric] or 0.0)
 
 

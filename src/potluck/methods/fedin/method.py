@@ -142,6 +142,7 @@ class FedIN(FedProx):
             return reply
         rows = feature_rows(fit.last, len(device.data), self.count_lent, device.rng)
         entering, leaving = body_features(fit.net, device.data[rows]["x"])
+        device.charge(device.zoo.cost(task.models["model"].spec, 1).forward_flops * len(rows), 0)
         return replace(reply, arrays={"in": entering, "out": leaving})
 
     def expected_reply(self, model: Model, arrays: Arrays, now: Round) -> Expected:

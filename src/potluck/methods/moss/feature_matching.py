@@ -130,6 +130,16 @@ class FeatureMatching:
             for m in self.partners(n)
         )
 
+    def meta_flops(self) -> int:
+        """FLOPs of the meta-networks for one sample, forward: those of Loc and Deg, for each pair of taps."""
+        if not self.use_meta:
+            return 0
+        hidden = self.meta_layers == 2
+        return sum(
+            2 * len(self.student) * tap.channels * (1 + tap.channels + hidden * 2 * tap.channels)
+            for tap in self.teacher
+        )
+
     def _pair_table(self, like: Tensor) -> Tensor:
         """One for each pair, zero elsewhere: [teacher's taps, student's taps]."""
         table = like.new_zeros(len(self.teacher), len(self.student))

@@ -300,12 +300,12 @@ def run_transfer(task: Task, device: Device, wire: WireSettings, flat: bool = Fa
     result = loop.run(public, wire.rate(device.round), device.rng)
     batch = len(public) if wire.full_batch else min(wire.batch, len(public))
     teacher_work, student_work = (device.zoo.cost(model.spec, batch) for model in (teacher, student))
-    samples = result.samples, result.samples_ahead
+    samples, both = (result.samples, result.samples_ahead), teacher_work.forward_flops + student_work.forward_flops
     device.charge(*transfer_cost(wire, matching, teacher_work, student_work, batch, *samples))
     if matching is not None and wire.transforms == "fitted" and result.samples:
-        forward = (teacher_work.flops + student_work.flops) // 3 * len(public) // batch
-        device.charge(forward + matching.flops() * len(public), 0)
-    device.charge(student_work.flops // 3 * result.recalibrated // batch, 0)
+        device.charge(both * len(public) // batch + matching.flops() * len(public), 0)
+    end = both * len(public) // batch + (matching.meta_flops() * len(public) if matching else 0)
+    device.charge(end + student_work.forward_flops * result.recalibrated // batch, 0)
     agreement = fidelity(*result.logits, flat)
     metrics: dict[str, Plain] = {"loss": result.loss, "steps": result.steps, "fidelity": float(agreement)}
     if matching is not None:
@@ -327,11 +327,13 @@ def transfer_cost(
     """FLOPs and memory of a transfer, from those of a training step of each network on a batch.
 
     Simulated steps cost one training step each, one more for the loss at the end and, on the way back, where gradients
-    are differentiated, three each.
+    are differentiated, three each. Meta-networks take a forward pass each time, and
+    another one's FLOPs for their own gradient.
     """
     states = wire.steps_ahead + 1
-    flops = (student.flops * (samples + (4 * states + 1) * samples_ahead) + teacher.flops // 3 * samples) // batch
+    flops = (student.flops * (samples + (4 * states + 1) * samples_ahead) + teacher.forward_flops * samples) // batch
     if matching is not None:
         flops += 3 * matching.flops() * (samples + 4 * wire.steps_ahead * samples_ahead)
+        flops += matching.meta_flops() * (samples + 3 * wire.steps_ahead * samples_ahead)
     copies, graphs = (3 + states + 1, 2) if samples_ahead else (3, 1)
     return flops, student.parameter_bytes * copies + student.activation_bytes * graphs + teacher.parameter_bytes
