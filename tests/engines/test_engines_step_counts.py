@@ -72,8 +72,13 @@ def test_a_frozen_network_costs_a_forward_pass_even_where_the_loss_cannot_be_cou
     """A loss that reads a number has none to read here; then the network and its teacher are added up."""
     zoo = ModelZoo(SPEC)
     teacher = zoo.build(Newborn(SPEC), stream(0, "blank"))
-    found = counts(zoo).of(SPEC, NearTo(Frozen(teacher), reads), COLUMNS, {teacher: SPEC}.__getitem__)
+    found = counts(zoo).of(SPEC, NearTo(Frozen(teacher), reads), COLUMNS, {teacher: SPEC}.get)
     assert (found.flops, found.flops_per_sample) == (0, OWN + FORWARD)
+
+
+def test_a_network_that_the_device_did_not_build_costs_nothing_and_breaks_nothing():
+    loss = NearTo(Frozen(nn.Linear(3, 2)))
+    assert counts().of(SPEC, loss, COLUMNS, lambda net: None).flops_per_sample == OWN
 
 
 def test_a_loss_is_counted_once_for_all_that_differ_only_in_numbers():
@@ -94,7 +99,7 @@ def test_counting_leaves_the_loss_and_its_networks_as_they_were():
     teacher = zoo.build(Newborn(SPEC), stream(0, "blank"))
     before = {name: tensor.clone() for name, tensor in teacher.state_dict().items()}
     loss = NearTo(Frozen(teacher))
-    counts(zoo).of(SPEC, loss, COLUMNS, {teacher: SPEC}.__getitem__)
+    counts(zoo).of(SPEC, loss, COLUMNS, {teacher: SPEC}.get)
     assert loss.teacher.net is teacher
     assert not teacher.training
     assert all(tensor.equal(before[name]) for name, tensor in teacher.state_dict().items())

@@ -486,19 +486,18 @@ class WorkerDevice:
         turns = [(self._step_count(loss, job, slot.spec), times) for loss, times in turns_of(job.loss) if times]
         every = sum(times for _, times in turns)
         self.flops += sum(count.total_flops(fit.steps, fit.samples) * times for count, times in turns) // every
-        (tensors, nets), parameter_bytes = (
-            held_tensors(job.loss, *job.edits),
-            slot.work(self.zoo, batch).parameter_bytes,
-        )
         slots = 2 if local.optimiser == "adam" else int(local.momentum > 0)
         copies = 2 + slots + (fit.gradient is not None)
-        beside = sum(tensor.nbytes for tensor in tensors)
-        beside += sum(self._slots[id(net)].work(self.zoo, batch).parameter_bytes for net in nets)
+        tensors, nets = held_tensors(job.loss, *job.edits)
+        beside = sum(tensor.nbytes for tensor in (*tensors, *(weight for net in nets for weight in net.parameters())))
         activations = max(count.activation_bytes(batch) for count, _ in turns)
-        self.peak = max(self.peak, parameter_bytes * copies + activations + beside)
+        self.peak = max(self.peak, slot.work(self.zoo, batch).parameter_bytes * copies + activations + beside)
 
     def _step_count(self, loss: Loss, job: FitJob, spec: Spec) -> StepCount:
-        return self._worker.step_counts.of(spec, loss, job.examples.columns, lambda net: self._slots[id(net)].spec)
+        return self._worker.step_counts.of(spec, loss, job.examples.columns, self._spec_of)
+
+    def _spec_of(self, net: nn.Module) -> Spec | None:
+        return self._slots[id(net)].spec if id(net) in self._slots else None
 
     def gather_statistics(self, net: nn.Module, examples: Examples, batch: int) -> int:
         seen = gather_statistics(net, examples, batch, self.problem.loss, self.rng)
