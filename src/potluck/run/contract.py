@@ -369,7 +369,7 @@ def _demand_same_run(trial: Trial, other: Result, where: str) -> None:
 
 
 def captured_steps_give_the_same_bits(trial: Trial) -> None:
-    """Local steps that are captured once and replayed, as on a GPU, give the same weights."""
+    """Local steps that are captured once and replayed, as on a GPU, give the same weights and the same ledger."""
     own = {**ENGINES}
     reference = trial.run()
     engines: Any = ENGINES
@@ -379,6 +379,7 @@ def captured_steps_give_the_same_bits(trial: Trial) -> None:
     finally:
         engines.update(own)
     demand(captured.weights_sha256 == reference.weights_sha256, "its weights differ when local steps are replayed")
+    demand(read_ledger(captured) == read_ledger(reference), "its ledger differs when local steps are replayed")
 
 
 def the_given_state_is_untouched(trial: Trial) -> None:
