@@ -57,19 +57,19 @@ def _now(play, index):
 
 
 def test_predicting_public_rows_costs_a_forward_pass_of_each_on_clients_and_server():
-    step = zoo(1).cost(zoo(1).tiers[0].spec, 4).flops  # forward and backward on the four rows
+    work = zoo(1).cost(zoo(1).tiers[0].spec, 4)  # on the four rows
     alone = {"a": ("d1", data(4))}
     asked = PublicPlay(FedMD(STILL, warm_public=0, warm_private=0, digests=0), zoo(1), alone)
     asked.round(asked.init())
-    assert [entry.cost.flops for entry in asked.entries("answer")] == [step // 3]
+    assert [entry.cost.flops for entry in asked.entries("answer")] == [work.forward_flops]
     assert asked.entries("answer")[0].cost.memory == zoo(1).cost(zoo(1).full, 4).parameter_bytes
     taught = PublicPlay(FedDF(STILL, teach=FedDFDistillation(steps=0)), zoo(1), alone)
     taught.round(taught.init())
-    assert [(entry.task.to, entry.cost.flops) for entry in taught.entries("answer")] == [(SERVER, step // 3)]
+    assert [(entry.task.to, entry.cost.flops) for entry in taught.entries("answer")] == [(SERVER, work.forward_flops)]
     twice = PublicPlay(FedGEMS(STILL, passes=1), zoo(1), alone)
     twice.round(twice.init())
     (learned,) = twice.entries("learn")
-    assert learned.cost.flops == 2 * (step // 3) + step  # before and after the pass
+    assert learned.cost.flops == 2 * work.forward_flops + work.flops  # before and after the pass
 
 
 @pytest.mark.parametrize(

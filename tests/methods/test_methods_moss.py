@@ -239,14 +239,14 @@ def test_after_a_transfer_a_student_has_the_batch_norm_statistics_of_the_public_
 
 @pytest.mark.parametrize("norm", ["running", "group"])
 def test_recalibration_costs_the_server_a_forward_pass_of_students_with_batch_norm(norm):
-    """The six public rows are one batch; a forward pass is a third of a training step."""
+    """The six public rows are one batch."""
     flops = []
     for wanted in (True, False):
         play = three(Moss(wire=WireSettings(recalibrate=wanted)), 1, 1, 1, norm=norm)
         play.round(play.init())
         flops.append({key: entry.cost.flops for key, entry in play.transfers.items()})
     specs = {tier.name: tier.spec for tier in play.zoo.tiers} | {PROXY: play.zoo.full}
-    forward = {key: play.zoo.cost(specs[key.split(" > ")[1]], 6).flops // 3 for key in flops[0]}
+    forward = {key: play.zoo.cost(specs[key.split(" > ")[1]], 6).forward_flops for key in flops[0]}
     assert {key: flops[0][key] - flops[1][key] for key in forward} == (
         forward if norm == "running" else dict.fromkeys(forward, 0)
     )
