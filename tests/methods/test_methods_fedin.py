@@ -48,6 +48,16 @@ def test_without_lent_features_it_is_fedprox_in_every_round():
     assert one.bank == {}
 
 
+def test_the_features_that_a_client_lends_cost_a_forward_pass_of_their_rows():
+    """In the first round nobody has lent any yet, so this is all that FedIN costs beside FedProx. A batch is 8 rows."""
+    told = []
+    for made in (play(FedIN(LOCAL)), play(FedIN(LOCAL, lend=0))):
+        made.round(made.init())
+        told.append([entry.cost.flops for entry in made.session.entries])
+    tiers = {tier.name: made.zoo.cost(tier.spec, 8).forward_flops for tier in made.zoo.tiers}
+    assert [ours - theirs for ours, theirs in zip(*told, strict=True)] == [tiers["d1"], tiers["d2"], tiers["d2"]]
+
+
 def test_the_proximal_term_is_fedproxs_with_mu_a_tenth():
     """w - received = [1, 2]: penalty .25, gradient [.1, .2]."""
     made = play(FedIN(LOCAL))
