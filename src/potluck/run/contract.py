@@ -14,7 +14,7 @@ import math
 import random
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -221,8 +221,9 @@ class ListeningEngine(Serial):
         self.specs: set[Any] = set()
         self.bytes: list[tuple[str, int, int]] = []
         """For every task: its client, and the bytes of tensors downloaded and uploaded."""
-        self.flops: dict[str, list[int]] | None = None
-        """If it is a dictionary: for every verb, the FLOPs that its tasks computed, and those that they told."""
+        self.computed = self.told = 0
+        """FLOPs that tasks computed, and FLOPs that they told the ledger, while `counting`."""
+        self.counting = False
 
     def run(self, envelopes: Iterable[TaskEnvelope]) -> Iterator[TaskResult]:
         for envelope in envelopes:
@@ -239,14 +240,11 @@ class ListeningEngine(Serial):
             yield replace(result, reply=self._hide(reply)) if self.blind else result
 
     def _run_counted(self, envelope: TaskEnvelope) -> TaskResult:
-        if self.flops is None:
+        with FlopCounterMode(display=False) if self.counting else nullcontext() as counter:
             (result,) = super().run([envelope])
-            return result
-        with FlopCounterMode(display=False) as counter:
-            (result,) = super().run([envelope])
-        told = self.flops.setdefault(envelope.task.verb, [0, 0])
-        if result.reply is not None:
-            told[:] = told[0] + counter.get_total_flops(), told[1] + result.reply.cost.flops
+        if counter is not None and result.reply is not None:
+            self.computed += counter.get_total_flops()
+            self.told += result.reply.cost.flops
         return result
 
     def trained_specs(self) -> set[Any]:
@@ -485,13 +483,13 @@ def bytes_are_those_of_the_tensors(trial: Trial) -> None:
 def flops_are_those_of_the_tasks(trial: Trial) -> None:
     """The FLOPs in the ledger are those that tasks compute, within a tenth."""
     made = trial.rounds()
-    for measured in (False, True):  # what a process counts once, it counts the first time
+    for counting in (False, True):  # what a process counts once, it counts the first time
+        made.engine.counting = counting
         made.memories.clear()
-        made.engine.flops = {} if measured else None
         state = made.init()
         for index in range(3):
             state = made.round(state, index)
-    computed, told = (sum(both[at] for both in (made.engine.flops or {}).values()) for at in (0, 1))
+    computed, told = made.engine.computed, made.engine.told
     demand(
         abs(computed - told) <= 0.1 * computed,
         f"its tasks compute {computed / max(told, 1):.2f} times the FLOPs in the ledger; tell device.charge what a "

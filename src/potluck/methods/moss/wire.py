@@ -300,11 +300,12 @@ def run_transfer(task: Task, device: Device, wire: WireSettings, flat: bool = Fa
     result = loop.run(public, wire.rate(device.round), device.rng)
     batch = len(public) if wire.full_batch else min(wire.batch, len(public))
     teacher_work, student_work = (device.zoo.cost(model.spec, batch) for model in (teacher, student))
-    samples, both = (result.samples, result.samples_ahead), teacher_work.forward_flops + student_work.forward_flops
+    samples = result.samples, result.samples_ahead
+    forward = (teacher_work.forward_flops + student_work.forward_flops) * len(public) // batch
     device.charge(*transfer_cost(wire, matching, teacher_work, student_work, batch, *samples))
     if matching is not None and wire.transforms == "fitted" and result.samples:
-        device.charge(both * len(public) // batch + matching.flops() * len(public), 0)
-    end = both * len(public) // batch + (matching.meta_flops() * len(public) if matching else 0)
+        device.charge(forward + matching.flops() * len(public), 0)
+    end = forward + (matching.meta_flops() * len(public) if matching else 0)
     device.charge(end + student_work.forward_flops * result.recalibrated // batch, 0)
     agreement = fidelity(*result.logits, flat)
     metrics: dict[str, Plain] = {"loss": result.loss, "steps": result.steps, "fidelity": float(agreement)}
@@ -328,7 +329,7 @@ def transfer_cost(
 
     Simulated steps cost one training step each, one more for the loss at the end and, on the way back, where gradients
     are differentiated, three each. Meta-networks take a forward pass each time, and
-    another one's FLOPs for their own gradient.
+    as much again for their own gradient.
     """
     states = wire.steps_ahead + 1
     flops = (student.flops * (samples + (4 * states + 1) * samples_ahead) + teacher.forward_flops * samples) // batch
